@@ -53,25 +53,10 @@ _PROTOBUF = (
 
 # Replacements for a JSON value.
 _ODD = (
-    *(
-        b'"3"',
-        b"null",
-        b"true",
-        b"false",
-        b"1e400",
-        b"-1e400",
-        b"NaN",
-        b"-1",
-        b"0",
-        b"1",
-        b"2.0",
-        b"1.5",
-        b"404",
-        b"499",
-    ),
-    *(b"[]", b"{}", b"[[]]", b'{"a":{}}', b'["a"]', b'""', b'"\\u0000"', b'"\\ud800"', b'"\\u001b[2J"', b'"teapot"'),
-    *(b"9007199254740992", b"9007199254740993", b"10000000000", b"9" * 400, b"9" * 5000, b"[" * 70 + b"]" * 70),
-    *(b"[" * 2000 + b"]" * 2000, b'"' + b"x" * 2000 + b'"', b'"' + b"a." * 400 + b'_type"'),
+    *b'"3" null true false 1e400 -1e400 NaN -1 0 1 2.0 1.5 404 499 [] {} [[]] {"a":{}} ["a"] ""'.split(),
+    *(b'"\\u0000"', b'"\\ud800"', b'"\\u001b[2J"', b'"teapot"', b"[" * 70 + b"]" * 70, b"[" * 2000 + b"]" * 2000),
+    *(b"9007199254740992", b"9007199254740993", b"10000000000", b"9" * 400, b"9" * 5000),
+    *(b'"' + b"x" * 2000 + b'"', b'"' + b"a." * 400 + b'_type"'),
 )
 _VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null')
 
@@ -383,28 +368,34 @@ def decoded(data: bytes) -> Iterator[records.Record]:
     yield from filter(None, map(decoder.decoded, RecordFile(io.BytesIO(data), 2**20).records()))
 
 
-def _inspections() -> list[bytes]:
-    run: dict[str, Any] = {
-        "run_id": "exp",
-        "display_name": "night",
-        "project": "digits",
-        "run_group": "g",
-        "job_type": "t",
-    }
-    run |= {"tags": ["x"], "start_time": "2026-01-01T00:00:00Z"}
+def inspections() -> list[bytes]:
+    """Return records of all kinds in JSON."""
+    about = {"run_id": "exp", "display_name": "night", "project": "digits", "run_group": "g", "job_type": "t"}
     config = {"lr": 0.1, "net": {"layers": [1, 2]}, "_wandb": {}}
-    picture = {"image._type": "image-file", "image.width": 28, "image.size": 3, "loss": "NaN", "x": 10**20}
+    picture = {"image._type": "image-file", "image.path": "media/images/a.png", "image.width": 28, "image.size": 3}
+    table = {"table._type": "table-file", "table.path": "media/table/a.table.json", "table.ncols": 2}
+    spread = {"time/step": 1.0, "time/step/min": 0.5, "time/step/max": 2.0, "time/step/argmax_rank": 3}
+    row = {"_step": 1, "global_step": 10, "loss": "NaN", **spread, "rank-1/loss": 2, "dist_wandb/degraded": 1}
+    straggler = {"time/straggler_rank": 1, "time/straggler_excess": 0.1, "global_step": 11, "rank-0/loss": 1}
+    others = {"val.acc": 0.5, "text": "a", "list": [1, [2]], "image_count": 3, "x": 10**20}
+    time = "2026-01-01T00:00:00Z"
     contents: Iterable[tuple[str, dict[str, Any]]] = (
         ("header", {}),
-        ("run", {**run, "config": {"update": config}}),
+        ("run", {**about, "tags": ["x"], "start_time": time, "config": {"update": config}}),
         ("config", {"update": {"lr": 0.2, "late": [None, True, "x"]}}),
-        ("history", {"item": picture}),
-        ("history", {"item": {"loss": -0.5, "image_count": 3, "_step": 1, "text": "a", "list": [1, [2]]}}),
+        ("environment", {"host": "node", "gpu_count": 8, "program": "a.py", "args": ["--token", "x"], "git": {}}),
+        ("metric", {"glob_name": "*", "step_metric": "global_step"}),
+        ("metric", {"name": "val/acc", "step_metric": "epoch"}),
+        ("history", {"item": row}),
+        ("history", {"item": {**straggler, **table, **picture, **others}}),
+        ("stats", {"item": {"system.gpu.0.temp": 50, "system.cpu/l:rank-1": 1.5}, "timestamp": time}),
+        ("stats", {"item": {"system.gpu.1.temp": 51}, "timestamp": "2026-01-01T00:00:10.123456789+02:00"}),
+        ("output_raw", {"line": "10 %\r20 %\x1b[2J\nlast", "output_type": "STDOUT"}),
         ("summary", {"update": {"loss": 1}}),
         ("exit", {"exit_code": 1}),
     )
     lines = [{"num": number, "type": kind, kind: content} for number, (kind, content) in enumerate(contents, 1)]
-    return [_lines_of(*lines), _lines_of(*lines[:4]), _lines_of(*lines[3:] * 10)]
+    return [_lines_of(*lines), _lines_of(*lines[:7]), _lines_of(*lines[:3], *lines[5:10] * 10)]
 
 
 def _read_inspection(data: bytes) -> None:
@@ -452,9 +443,9 @@ TARGETS = (
     Target(
         "inspection",
         _read_inspection,
-        lambda: list(map(file_of, _inspections())),
+        lambda: list(map(file_of, inspections())),
         (ReadError,),
         _ODD,
-        lambda data: file_of(_with_odd_values(_inspections)(data)),
+        lambda data: file_of(_with_odd_values(inspections)(data)),
     ),
 )

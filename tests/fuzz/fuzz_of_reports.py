@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from fuzz_of_files import _ODD, _lines_of, _with_odd_values, decoded, file_of
+from fuzz_of_files import _ODD, _with_odd_values, decoded, file_of, inspections
 from fuzzing import Target
 from PIL import Image
 
@@ -21,29 +19,6 @@ from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.small_files import Directory, parse_json
 
 _RUN_FILE = Path("/nowhere/offline-run-1-exp/run-exp.wandb")
-
-
-def _inspections() -> list[bytes]:
-    spread = {"time/step": 1.0, "time/step/min": 0.5, "time/step/max": 2.0, "time/step/argmax_rank": 3}
-    row = {"_step": 1, "global_step": 10, "loss": "NaN", **spread, "rank-1/loss": 2, "dist_wandb/degraded": 1}
-    straggler = {"time/straggler_rank": 1, "time/straggler_excess": 0.1, "global_step": 11, "rank-0/loss": 1}
-    table = {"table._type": "table-file", "table.path": "media/table/a.table.json", "table.ncols": 2}
-    picture = {"image._type": "image-file", "image.path": "media/images/a.png", "image.width": 28}
-    contents: Iterable[tuple[str, dict[str, Any]]] = (
-        ("run", {"run_id": "exp", "display_name": "night", "config": {"update": {"lr": 0.1, "net": {"deep": [1]}}}}),
-        ("environment", {"host": "node", "gpu_count": 8, "program": "a.py", "args": ["--token", "x"], "git": {}}),
-        ("metric", {"glob_name": "*", "step_metric": "global_step"}),
-        ("metric", {"name": "val/acc", "step_metric": "epoch"}),
-        ("history", {"item": row}),
-        ("history", {"item": {**straggler, **table, **picture, "val.acc": 0.5}}),
-        ("stats", {"item": {"system.gpu.0.temp": 50, "system.cpu/l:rank-1": 1.5}, "timestamp": "2026-01-01T00:00:00Z"}),
-        ("stats", {"item": {"system.gpu.1.temp": 51}, "timestamp": "2026-01-01T00:00:10.123456789+02:00"}),
-        ("output_raw", {"line": "10 %\r20 %\x1b[2J\nlast", "output_type": "STDOUT"}),
-        ("summary", {"update": {"loss": 1}}),
-        ("exit", {"exit_code": 1}),
-    )
-    lines = [{"num": number, "type": kind, kind: content} for number, (kind, content) in enumerate(contents, 1)]
-    return [_lines_of(*lines), _lines_of(*lines[:5]), _lines_of(*lines[:2], *lines[3:8] * 10)]
 
 
 def _read_inspection(data: bytes) -> None:
@@ -95,10 +70,10 @@ TARGETS = (
     Target(
         "report",
         _read_inspection,
-        lambda: list(map(file_of, _inspections())),
+        lambda: list(map(file_of, inspections())),
         (ReadError,),
         _ODD,
-        lambda data: file_of(_with_odd_values(_inspections)(data)),
+        lambda data: file_of(_with_odd_values(inspections)(data)),
         300,
     ),
     Target("picture", _read_picture, _pictures, (), (b"IHDR", b"IDAT", b"IEND", b"\xff\xd8", b"\xff\xd9", b"\xff\xda")),

@@ -29,44 +29,11 @@ _VARIABLES = (
     *("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_NODE_RANK", "CUDA_VISIBLE_DEVICES", "MPI_LOCALNRANKS"),
 )
 _VALUES = (
-    *(
-        "4(x2),3",
-        "2(x1)",
-        "999999(x999999)",
-        "999999(x999999)," * 400 + "1",
-        "1," * 20_000 + "1",
-        "2(x-1)",
-        "(x2)",
-        ",",
-    ),
-    *(
-        "0",
-        "1",
-        "2",
-        "3",
-        "7",
-        "-7",
-        "9" * 4299,
-        "-" + "9" * 4299,
-        "9" * 5000,
-        "\u0663",
-        " 1 ",
-        "1_0",
-        "0x1",
-        "1e3",
-        "",
-    ),
-    *(
-        "True",
-        "none",
-        "/a/attempt_0/1/error.json",
-        "/" * 9000,
-        "a" * 9000,
-        "slurm.1.2",
-        "\udcff",
-        "2**31",
-        "4294967296",
-    ),
+    *("4(x2),3", "2(x1)", "999999(x999999)", "999999(x999999)," * 400 + "1", "1," * 20_000 + "1", "2(x-1)", "(x2)"),
+    *(",", "0", "1", "2", "3", "7", "-7"),
+    *("9" * 4299, "-" + "9" * 4299, "9" * 5000, "\u0663", " 1 ", "1_0", "0x1", "1e3", ""),
+    *("True", "none", "/a/attempt_0/1/error.json", "/" * 9000, "a" * 9000, "slurm.1.2", "\udcff", "2**31"),
+    "4294967296",
 )
 
 
@@ -137,14 +104,8 @@ def _read_checkpoint(data: bytes) -> None:
 
 _ORDERS = (
     *(bytes([order]) for order in b"(.0125NKJMI)]}lt\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94\x95ebocRQdsu"),
-    *(
-        b"\x85" * 600,
-        b"cos\nsystem\n",
-        b"r" + struct.pack("<I", 2**31),
-        b"j\0\0\0\x01",
-        b"\x82\x01",
-        b"\x8e" + b"\xff" * 8,
-    ),
+    *(b"\x85" * 600, b"cos\nsystem\n", b"r" + struct.pack("<I", 2**31), b"j\0\0\0\x01", b"\x82\x01"),
+    b"\x8e" + b"\xff" * 8,
     *(b"X\xff\xff\xff\x7f", b"\x8b\xff\xff\xff\x7f", b"}\x85]s", b"(]t}"),
 )
 

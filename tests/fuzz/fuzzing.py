@@ -46,12 +46,7 @@ _TOKENS = (
 
 
 class FindingError(AssertionError):
-    """An input that violates the rules.
-
-    Args:
-        message: The violation.
-        data: The input.
-    """
+    """An input that violates the rules."""
 
     def __init__(self, message: str, data: bytes) -> None:
         super().__init__(message)
@@ -60,39 +55,24 @@ class FindingError(AssertionError):
 
 @dataclass(frozen=True)
 class Target:
-    """A parser.
+    """A parser."""
 
-    Args:
-        name: Name of the target, and of the directory with its findings.
-        read: The parser; it also uses the value like its callers.
-        seeds: Returns valid inputs, which are read without an exception.
-        accepted: Exceptions that other inputs may raise.
-        tokens: Typical parts of inputs, which are inserted at random.
-        mend: Makes an input pass early checks, such as checksums; applied to half of the inputs.
-        examples: Number of inputs in CI.
-        is_native: Whether reading may crash the process.
-        slack: Bytes of memory that reading may use in addition to three times the input.
-    """
-
-    name: str
-    read: Callable[[bytes], object]
-    seeds: Callable[[], Sequence[bytes]]
-    accepted: tuple[type[Exception], ...] = ()
-    tokens: tuple[bytes, ...] = ()
-    mend: Callable[[bytes], bytes] | None = None
-    examples: int = 1000
-    is_native: bool = False
-    slack: int = 4 * MIB
+    name: str  # also of the directory with its findings
+    read: Callable[[bytes], object]  # the parser; it also uses the value like its callers
+    seeds: Callable[[], Sequence[bytes]]  # valid inputs, which are read without an exception
+    accepted: tuple[type[Exception], ...] = ()  # that other inputs may raise
+    tokens: tuple[bytes, ...] = ()  # typical parts of inputs, which are inserted at random
+    mend: Callable[[bytes], bytes] | None = None  # makes half of the inputs pass early checks, such as checksums
+    examples: int = 1000  # inputs in CI
+    is_native: bool = False  # whether reading may crash the process
+    slack: int = 4 * MIB  # memory that reading may use in addition to three times the input
 
 
 def judge(target: Target, data: bytes) -> None:
-    """Read one input in this process.
+    """Read one input in this process; raise FindingError if it violates the rules.
 
     An input that takes too long or too much is read again: garbage collection for other tests, or another of their
     threads, is counted as well, but not each time.
-
-    Raises:
-        FindingError: The input violates the rules.
     """
     for _ in range(_TIMES):
         excess = _excess(target, data)
@@ -141,71 +121,31 @@ def inputs(target: Target) -> Callable[[bytes], bytes]:
     return made
 
 
-def _replaced(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
-    del length, other
-    return data[:place] + payload + data[place + len(payload) :]
-
-
-def _exchanged(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
-    del other
-    return data[:place] + payload + data[place + length :]
-
-
-def _inserted(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
-    del length, other
-    return data[:place] + payload + data[place:]
-
-
-def _removed(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
-    del payload, other
-    return data[:place] + data[place + length :]
-
-
-def _flipped(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
-    del payload, other
+def _flipped(data: bytes, place: int, length: int) -> bytes:
     return data[:place] + bytes(byte ^ 1 << length % 8 for byte in data[place : place + 1]) + data[place + 1 :]
 
 
-def _repeated(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
-    del other
-    return data[:place] + (payload or data[place : place + 1]) * length**2 + data[place:]
-
-
-def _doubled(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
-    del payload, other
-    return data[: place + length] + data[place:]
-
-
-def _cut(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
-    del length, payload, other
-    return data[:place]
-
-
-def _spliced(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
-    del payload
-    return data[:place] + other[max(0, place - length) :]
-
-
-_CHANGES = (_replaced, _exchanged, _inserted, _removed, _flipped, _repeated, _doubled, _cut, _spliced)
+# Each takes the data, a place in them, a length, a payload, and another seed.
+_CHANGES: tuple[Callable[[bytes, int, int, bytes, bytes], bytes], ...] = (
+    lambda data, place, _length, payload, _: data[:place] + payload + data[place + len(payload) :],
+    lambda data, place, length, payload, _: data[:place] + payload + data[place + length :],
+    lambda data, place, _length, payload, _: data[:place] + payload + data[place:],
+    lambda data, place, length, _payload, _: data[:place] + data[place + length :],
+    lambda data, place, length, _payload, _: _flipped(data, place, length),
+    lambda data, place, length, payload, _: (
+        data[:place] + (payload or data[place : place + 1]) * length**2 + data[place:]
+    ),
+    lambda data, place, length, _payload, _: data[: place + length] + data[place:],
+    lambda data, place, _length, _payload, _: data[:place],
+    lambda data, place, length, _payload, other: data[:place] + other[max(0, place - length) :],
+)
 
 
 # --- many inputs ------------------------------------------------------------------------------------------------------
 
 
-def fuzz(target: Target, examples: int, *, number: int | None = None) -> int:
-    """Read many inputs.
-
-    Args:
-        target: The target that reads them.
-        examples: Number of inputs.
-        number: Seed of the inputs; `None` for the same ones each time.
-
-    Returns:
-        The number of inputs that were read.
-
-    Raises:
-        FindingError: An input violates the rules; the smallest one that was found.
-    """
+def fuzz(target: Target, examples: int, *, number: int | None = None) -> None:
+    """Read many inputs, made from a number or else always the same; raise the smallest finding that is found."""
     make, chance = inputs(target), random.Random(target.name if number is None else number)
     with judging(target) as one:
         for _ in range(examples):
@@ -216,7 +156,6 @@ def fuzz(target: Target, examples: int, *, number: int | None = None) -> int:
                 if target.is_native:  # a crash costs a new child
                     raise
                 raise _smallest(target, found) from None
-    return examples
 
 
 def _smallest(target: Target, found: FindingError) -> FindingError:
@@ -258,22 +197,13 @@ def judging(target: Target) -> Iterator[Callable[[bytes], None]]:
 
 
 class Child:
-    """A process that reads inputs. It is replaced if it has crashed.
-
-    Args:
-        name: Of the target.
-    """
+    """A process that reads the inputs of one target. It is replaced if it has crashed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._process: subprocess.Popen[bytes] | None = None
 
     def judge(self, data: bytes) -> None:
-        """Read one input in the child.
-
-        Raises:
-            FindingError: The input violates the rules.
-        """
         process = self._process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -293,7 +223,6 @@ class Child:
             raise FindingError(found, data)
 
     def end(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -32,7 +32,8 @@ def main() -> int:
         for target in targets:
             number = secrets.randbits(32)
             try:
-                counts[target.name] += fuzz(target, _BATCH, number=number)
+                fuzz(target, _BATCH, number=number)
+                counts[target.name] += _BATCH
             except FindingError as error:
                 found += 1
                 sys.stdout.write(f"{error} ({keep(error, target)}, seed {number})\n")

@@ -178,6 +178,7 @@ class StandIn:
             self._streams.setdefault(stream, deque()).append(work)
 
     def copy(self, copy: torch.Tensor, source: torch.Tensor, *, is_async: bool) -> torch.Tensor:
+        assert not source.requires_grad, "the copy would be part of a graph"
         if not is_async:
             self.wait("a copy that is not asynchronous")
         value = source.as_subclass(torch.Tensor).detach().clone()  # in the order of the stream

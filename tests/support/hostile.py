@@ -32,21 +32,13 @@ UPLOAD = "dist-wandb-upload"
 
 @dataclass(frozen=True)
 class Tree:
-    """One hostile directory.
+    """One hostile directory."""
 
-    Args:
-        name: Name of the tree, and id of its run.
-        build: Makes the tree, given the directory that wandb would have been given, and the victim.
-        shown: How `show` treats the run; "passed over" if the tree contains no file with the name of a run file.
-        uploaded: How `sync` treats the run; "tried" if W&B's uploader fails at it.
-        problem_pattern: Pattern of the reported lines if the run is not treated as an ordinary run.
-    """
-
-    name: str
-    build: Build
-    shown: Shown
-    uploaded: Uploaded
-    problem_pattern: str
+    name: str  # also the id of its run
+    build: Build  # given the directory that wandb would have been given, and the victim
+    shown: Shown  # "passed over" if the tree contains no file with the name of a run file
+    uploaded: Uploaded  # "tried" if W&B's uploader fails at it
+    problem_pattern: str  # of the reported lines if the run is not treated as an ordinary run
 
 
 TREES: dict[str, Tree] = {}
@@ -105,14 +97,8 @@ def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:
 
 
 def sparse(path: Path, size: int = HUGE) -> None:
-    """Make a sparse file with a huge size."""
     with path.open("ab") as opened:
         opened.truncate(size)
-
-
-def pipe(path: Path) -> None:
-    """Make a named pipe without a writer."""
-    os.mkfifo(path)
 
 
 def listening(path: Path) -> None:
@@ -124,7 +110,6 @@ def listening(path: Path) -> None:
 
 
 def varint(value: int) -> bytes:
-    """Encode a number as protobuf does."""
     low, rest = value & 0x7F, value >> 7
     return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
@@ -139,7 +124,6 @@ def files_record(*paths: str) -> Record:
 
 
 def artifact(**manifest: Any) -> Record:
-    """A record that asks for an artifact to be uploaded."""
     record = pb.Record()
     made = record.artifact
     made.run_id, made.project, made.type, made.name = "exp", "tests", "dataset", "stolen"
@@ -197,30 +181,26 @@ def _in_place_of_the_run(make: Callable[[Path, Victim], object]) -> Build:
     return build
 
 
-tree("run-is-a-pipe", "named pipe", shown="refused")(_in_place_of_the_run(lambda path, _: pipe(path)))
-tree("run-is-a-socket", "socket", shown="refused")(_in_place_of_the_run(lambda path, _: listening(path)))
-tree("run-is-a-directory", "directory", shown="refused")(_in_place_of_the_run(lambda path, _: path.mkdir()))
-tree("run-links-to-zeros", "link", shown="refused")(_in_place_of_the_run(lambda path, _: path.symlink_to("/dev/zero")))
-tree("run-links-to-a-secret", "link", shown="refused")(
-    _in_place_of_the_run(lambda path, someone: path.symlink_to(someone.home / ".ssh" / "id_rsa"))
-)
-tree("run-is-sparse", "does not start like", shown="refused")(_in_place_of_the_run(lambda path, _: sparse(path)))
-tree("run-is-empty", "is empty", shown="refused")(_in_place_of_the_run(lambda path, _: path.touch()))
-tree("run-is-other", "does not start like", shown="refused")(
-    _in_place_of_the_run(lambda path, _: path.write_bytes(b":W&B\xe1\xbe\x07x"))
-)
-
-
 def _in_place_of_the_sidecar(make: Callable[[Path, Victim], object]) -> Build:
     return lambda place, someone: make(write_run(place, place.name) / "dist-wandb.json", someone)
 
 
-tree("sidecar-is-a-pipe", "named pipe")(_in_place_of_the_sidecar(lambda path, _: pipe(path)))
-tree("sidecar-is-a-socket", "socket")(_in_place_of_the_sidecar(lambda path, _: listening(path)))
-tree("sidecar-is-a-directory", "directory")(_in_place_of_the_sidecar(lambda path, _: path.mkdir()))
-tree("sidecar-links-to-zeros", "link")(_in_place_of_the_sidecar(lambda path, _: path.symlink_to("/dev/zero")))
-tree("sidecar-links-to-a-secret", "link")(
-    _in_place_of_the_sidecar(lambda path, someone: path.symlink_to(someone.home / ".aws" / "credentials"))
+OBSTACLES: dict[str, tuple[str, Callable[[Path, Victim], object]]] = {
+    "is-a-pipe": ("named pipe", lambda path, _: os.mkfifo(path)),
+    "is-a-socket": ("socket", lambda path, _: listening(path)),
+    "is-a-directory": ("directory", lambda path, _: path.mkdir()),
+    "links-to-zeros": ("symbolic link", lambda path, _: path.symlink_to("/dev/zero")),
+    "links-to-a-secret": ("symbolic link", lambda path, someone: path.symlink_to(someone.home / ".ssh" / "id_rsa")),
+}
+"""By name, what may be in the place of a file: reported words, and a function of the path."""
+
+for _name, (_words, _make) in OBSTACLES.items():
+    tree(f"run-{_name}", _words, shown="refused")(_in_place_of_the_run(_make))
+    tree(f"sidecar-{_name}", _words)(_in_place_of_the_sidecar(_make))
+tree("run-is-sparse", "does not start like", shown="refused")(_in_place_of_the_run(lambda path, _: sparse(path)))
+tree("run-is-empty", "is empty", shown="refused")(_in_place_of_the_run(lambda path, _: path.touch()))
+tree("run-is-other", "does not start like", shown="refused")(
+    _in_place_of_the_run(lambda path, _: path.write_bytes(b":W&B\xe1\xbe\x07x"))
 )
 tree("sidecar-is-sparse", "more than")(_in_place_of_the_sidecar(lambda path, _: sparse(path)))
 
@@ -228,7 +208,7 @@ tree("sidecar-is-sparse", "more than")(_in_place_of_the_sidecar(lambda path, _: 
 @tree("uploads-of-pipes", "not uploaded it from this account")
 def _uploads_of_pipes(place: Path, _: Victim) -> None:
     for path in _of_an_upload(place):
-        pipe(path)
+        os.mkfifo(path)
 
 
 @tree("uploads-of-links", "not uploaded it from this account")
@@ -264,7 +244,7 @@ def _of_an_upload(place: Path) -> tuple[Path, Path, Path, Path]:
 def _online_log(place: Path, _: Victim) -> None:
     directory = write_run(place, place.name, online=True)
     (directory / "logs").mkdir()
-    pipe(directory / "logs" / "debug-internal.log")
+    os.mkfifo(directory / "logs" / "debug-internal.log")
 
 
 # --- what is uploaded, overwritten and deleted ------------------------------------------------------------------------
@@ -312,7 +292,7 @@ tree("output-links-to-keys", "link")(_overwriting("output.log", ".ssh/authorized
 @tree("files-are-pipes", uploaded="uploaded")
 def _pipes(place: Path, _: Victim) -> None:
     directory = write_run(place, place.name, extra=[files_record("pipe", "socket")])
-    pipe(directory / "files" / "pipe")
+    os.mkfifo(directory / "files" / "pipe")
     listening(directory / "files" / "socket")
 
 
@@ -320,7 +300,7 @@ def _pipes(place: Path, _: Victim) -> None:
 def _stalls(place: Path, someone: Victim) -> None:
     files = write_run(place, place.name) / "files"
     paths = [files / f"stall-20260101-00000{number}-rank-0.txt" for number in range(3)]
-    pipe(paths[0])
+    os.mkfifo(paths[0])
     paths[1].symlink_to(someone.home / ".ssh" / "id_rsa")
     paths[2].write_bytes(b"\x1b]0;t\x07\n\x1b[2J\n")
     sparse(paths[2])
@@ -394,14 +374,10 @@ def _request_artifact(place: Path, someone: Victim) -> None:
     write_run(place, place.name, extra=[record])
 
 
-@tree("kind-of-the-future", "kind|field|unknown")
-def _unknown_kind(place: Path, _: Victim) -> None:
-    write_run(place, place.name, extra=[varint(99 << 3 | 2) + varint(3) + b"\x0a\x01x"])
-
-
-@tree("entity-of-a-stranger", "stranger")
-def _entity(place: Path, _: Victim) -> None:
-    write_run(place, place.name, entity="stranger")
+tree("kind-of-the-future", "kind|field|unknown")(
+    lambda place, _: write_run(place, place.name, extra=[varint(99 << 3 | 2) + varint(3) + b"\x0a\x01x"])
+)
+tree("entity-of-a-stranger", "stranger")(lambda place, _: write_run(place, place.name, entity="stranger"))
 
 
 # --- bombs ------------------------------------------------------------------------------------------------------------
@@ -502,16 +478,15 @@ def _run_at(run_id: str, seconds: int) -> Record:
 
 ESCAPES = "\x1b]0;TITLE\x07\x1b[31m\x9b2J\x00\r\n\u202e\u2028"
 
-tree("escapes-in-mode", "dist-wandb.json")(
-    lambda place, _: with_sidecar(place, sidecar(place.name, run_mode=f"shared{ESCAPES}"))
-)
-tree("escapes-in-scope", "dist-wandb.json")(
-    lambda place, _: with_sidecar(place, sidecar(place.name, rank_scope=f"global{ESCAPES}"))
-)
-tree("escapes-in-label", "dist-wandb.json")(
-    lambda place, _: with_sidecar(place, sidecar(place.name, label=f"rank{ESCAPES}"))
-)
-tree("nul-in-label", "dist-wandb.json")(lambda place, _: with_sidecar(place, sidecar(place.name, label="rank\0zero")))
+for _name, _given in {
+    "escapes-in-mode": {"run_mode": f"shared{ESCAPES}"},
+    "escapes-in-scope": {"rank_scope": f"global{ESCAPES}"},
+    "escapes-in-label": {"label": f"rank{ESCAPES}"},
+    "nul-in-label": {"label": "rank\0zero"},
+}.items():
+    tree(_name, "dist-wandb.json")(
+        lambda place, _, given=_given: with_sidecar(place, sidecar(place.name, **given))  # type: ignore[misc]
+    )
 tree("label-of-steps", uploaded="uploaded")(
     lambda place, _: with_sidecar(place, sidecar(place.name, label="../" * 9 + "escaped"))
 )
@@ -527,19 +502,17 @@ def _escapes(place: Path, _: Victim) -> None:
     write_run(place, place.name, records=[header(), described, row(0, {f"m{ESCAPES}": 1, "text": ESCAPES}), end()])
 
 
-@tree("escapes-in-the-id", "of its run is")
-def _escapes_in_id(place: Path, _: Victim) -> None:
-    write_run(place, place.name, records=[header(), run(f"{place.name}{ESCAPES}"), *rows(), end()])
-
-
-@tree("id-of-steps", "of its run is")
-def _steps_in_id(place: Path, _: Victim) -> None:
-    write_run(place, place.name, records=[header(), run(f"../../{place.name}/../x?y#z"), *rows(), end()])
-
-
-@tree("id-of-10000", "of its run is")
-def _long_id(place: Path, _: Victim) -> None:
-    write_run(place, place.name, records=[header(), run(place.name + "x" * 10_000), *rows(), end()])
+tree("escapes-in-the-id", "of its run is")(
+    lambda place, _: write_run(place, place.name, records=[header(), run(f"{place.name}{ESCAPES}"), *rows(), end()])
+)
+tree("id-of-steps", "of its run is")(
+    lambda place, _: write_run(
+        place, place.name, records=[header(), run(f"../../{place.name}/../x?y#z"), *rows(), end()]
+    )
+)
+tree("id-of-10000", "of its run is")(
+    lambda place, _: write_run(place, place.name, records=[header(), run(place.name + "x" * 10_000), *rows(), end()])
+)
 
 
 def _in_directory(name: bytes) -> Build:
@@ -595,8 +568,3 @@ def _many(place: Path, _: Victim) -> None:
 def healthy(top: Path, run_id: str = "healthy") -> Path:
     """Make a sound run, with the same writer as the other trees."""
     return write_run(top / run_id, run_id, config={"lr": 0.1}, display_name="a sound run")
-
-
-# --- restart records that a later start of a job would find -----------------------------------------------------------
-
-"""By name, obstacles in place of a restart record: reported words, and a function of the path and a valid record."""

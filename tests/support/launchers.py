@@ -34,30 +34,17 @@ _IN_WORDS = {"real": "**run**", "processes": "simulated", "variables": "read"}
 
 @dataclass(frozen=True)
 class Launcher:
-    """One way to start a job of several ranks.
+    """One way to start a job of several ranks."""
 
-    Args:
-        name: Name in the table.
-        how: Whether tests start jobs with it (`"real"`), start processes with its variables (`"processes"`), or only
-            read its variables (`"variables"`).
-        layouts: For each tested layout of ranks over nodes, the number of ranks on each node.
-        start: Returns the commands of a job whose ranks run a script with arguments; `None` without processes.
-        variables: Returns the variables of every rank of a layout; `None` for real launchers.
-        when: Whether sessions are opened before a process group is initialised, afterwards, or both.
-        meets: Whether ranks can communicate before that, through a store of the launcher.
-        names_job: Whether the launcher names the job, so that ranks derive the same id without communication.
-        local_ranks: The local rank of each global rank, if they are not consecutive on each node.
-    """
-
-    name: str
-    how: How
-    layouts: tuple[tuple[int, ...], ...]
-    start: Callable[[Command], list[Command]] | None = None
-    variables: Callable[[tuple[int, ...]], list[Environ]] | None = None
-    when: tuple[When, ...] = ("before", "after")
-    meets: bool = False
-    names_job: bool = False
-    local_ranks: tuple[int, ...] = ()
+    name: str  # in the table
+    how: How  # whether tests start jobs with it, start processes with its variables, or only read its variables
+    layouts: tuple[tuple[int, ...], ...]  # that are tested: the number of ranks on each node
+    start: Callable[[Command], list[Command]] | None = None  # returns the commands of a job
+    variables: Callable[[tuple[int, ...]], list[Environ]] | None = None  # of every rank of a layout
+    when: tuple[When, ...] = ("before", "after")  # a process group is initialised
+    meets: bool = False  # whether ranks can communicate before that, through a store of the launcher
+    names_job: bool = False  # whether ranks derive the same id without communication
+    local_ranks: tuple[int, ...] = ()  # of each global rank, if they are not consecutive on each node
 
     def commands(self, script: Path, *arguments: object) -> list[Command]:
         """Return the commands of a job whose ranks run a script."""
@@ -71,6 +58,11 @@ class Launcher:
     def cells(self) -> set[tuple[str, str, str]]:
         """Return the promises of the table: `(when, run mode, rank scope)`."""
         return {(when, mode, scope) for when in self.when for mode, scope in COMBINATIONS}
+
+
+def variables(pairs: str) -> dict[str, str]:
+    """Return variables that are written as ``NAME=VALUE NAME=VALUE``."""
+    return dict(pair.split("=") for pair in pairs.split())
 
 
 def _with(variables: Environ, words: Command) -> Command:

@@ -64,12 +64,10 @@ def serialised(records: Iterable[Record | bytes]) -> list[bytes]:
 
 
 def new_record() -> Record:
-    """Return an empty record."""
     return pb.Record()
 
 
 def header() -> Record:
-    """Return the first record of a file."""
     record = pb.Record()
     record.header.version_info.producer = "0.31.0"
     record.header.version_info.min_consumer = "0.0.1"
@@ -101,7 +99,6 @@ def row(step: int, values: Mapping[str, Any] | None = None) -> Record:
 
 
 def end(exit_code: int = 0) -> Record:
-    """Return the record of a run's end."""
     record = pb.Record()
     record.exit.exit_code = exit_code
     return record
@@ -132,7 +129,6 @@ def of_json(record: Mapping[str, Any]) -> Record:
 
 
 def rows(count: int = 3) -> list[Record]:
-    """Return a short history."""
     return [row(step) for step in range(count)]
 
 
@@ -147,20 +143,9 @@ def write_run(
     stamp: str = "20260101_000000",
     **described: Any,
 ) -> Path:
-    """Write a run's directory as wandb lays it out.
+    """Write a run's directory as wandb lays it out; `records` replace those of a sound run.
 
-    Args:
-        top: Directory that wandb would be given.
-        run_id: Id of the run.
-        extra: Records between history and end.
-        records: All records, instead of those of a sound run.
-        ended: Whether the run has an end.
-        online: Whether the directory has the name of an online run.
-        stamp: Time in the name of the directory.
-        described: Fields of the run record, as for `run`.
-
-    Returns:
-        The run's directory.
+    `described` are fields of the run record, and `extra` follows its history.
     """
     directory = top / "wandb" / f"{'run' if online else 'offline-run'}-{stamp}-{run_id}"
     (directory / "files").mkdir(parents=True)

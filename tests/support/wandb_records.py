@@ -15,12 +15,7 @@ HISTORY, EVENTS, CONSOLE, SUMMARY = "wandb-history.jsonl", "wandb-events.jsonl",
 
 @dataclass(frozen=True)
 class Upsert:
-    """One `UpsertBucket`; `None` for values that it left unchanged.
-
-    Args:
-        config: Decoded, as sent: every key with its `value`, and W&B's own values under `_wandb`.
-        client: The shared writer that sent it, or `PLAIN`.
-    """
+    """One `UpsertBucket`; `None` for values that it left unchanged."""
 
     entity: str
     project: str
@@ -30,13 +25,12 @@ class Upsert:
     display_name: str | None
     notes: str | None
     tags: tuple[str, ...] | None
-    config: dict[str, Any] | None
+    config: dict[str, Any] | None  # as sent: every key with its `value`, and W&B's own values under `_wandb`
     sweep: str | None
     client: str
 
     @property
     def key(self) -> str:
-        """Key of the run in the records."""
         return f"{self.entity}/{self.project}/{self.run_id}"
 
 
@@ -74,17 +68,14 @@ class WriterRecord:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """History rows in the order of their offsets."""
         return [json.loads(line) for line in self.ordered(HISTORY)]
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """System metrics in the order of their offsets."""
         return [json.loads(line) for line in self.ordered(EVENTS)]
 
     @property
     def console(self) -> list[str]:
-        """Lines of console output, as sent."""
         return self.ordered(CONSOLE)
 
     def ordered(self, name: str) -> list[str]:
@@ -107,109 +98,83 @@ class WriterRecord:
 
 @dataclass
 class RecordedRun:
-    """The records of one run.
-
-    Args:
-        entity: Owner of the project.
-        project: Name of the project.
-        run_id: Id of the run.
-        upserts: Every `UpsertBucket`, in the order of arrival.
-        writers: Streams by client id; the key of a plain run is `PLAIN`.
-        files: Contents of the files uploaded to the run, by name.
-    """
+    """The records of one run; values are the last ones received."""
 
     entity: str
     project: str
     run_id: str
-    upserts: list[Upsert] = field(default_factory=list)
-    writers: dict[str, WriterRecord] = field(default_factory=dict)
+    upserts: list[Upsert] = field(default_factory=list)  # in the order of arrival
+    writers: dict[str, WriterRecord] = field(default_factory=dict)  # by client id; `PLAIN` is that of a plain run
     files: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """Key of the run in the records."""
         return f"{self.entity}/{self.project}/{self.run_id}"
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """History rows of all writers, one writer after another."""
         return [row for writer in self.writers.values() for row in writer.rows]
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """System metrics of all writers."""
         return [event for writer in self.writers.values() for event in writer.events]
 
     @property
     def console(self) -> list[str]:
-        """Lines of console output of all writers."""
         return [line for writer in self.writers.values() for line in writer.console]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The summaries of all writers, merged."""
         return {name: value for writer in self.writers.values() for name, value in writer.summary.items()}
 
     @property
     def completions(self) -> int:
-        """How often a writer declared the run complete."""
         return sum(writer.completions for writer in self.writers.values())
 
     @property
     def exit_codes(self) -> list[int]:
-        """The exit codes that came with the completions."""
         return [code for writer in self.writers.values() for code in writer.exit_codes]
 
     @property
     def stored_config(self) -> dict[str, Any]:
-        """The last received config, as sent."""
         return self._latest("config") or {}
 
     @property
     def config(self) -> dict[str, Any]:
-        """The user's values in the last received config."""
         return {name: item["value"] for name, item in self.stored_config.items() if name != "_wandb"}
 
     @property
     def metric_definitions(self) -> list[dict[str, Any]]:
-        """The metric definitions, in W&B's numbered fields: 1 name, 5 step metric (a position in it), 2 pattern."""
         definitions: list[dict[str, Any]] = self.own_config.get("m", [])
         return definitions
 
     @property
     def own_config(self) -> dict[str, Any]:
-        """wandb's own values in the config."""
         value: dict[str, Any] = self.stored_config.get("_wandb", {}).get("value", {})
         return value
 
     @property
     def display_name(self) -> str | None:
-        """The last received display name."""
         return self._latest_text("display_name")
 
     @property
     def group(self) -> str | None:
-        """The last received group."""
         return self._latest_text("group")
 
     @property
     def job_type(self) -> str | None:
-        """The last received job type."""
         return self._latest_text("job_type")
 
     @property
     def sweep(self) -> str | None:
-        """The sweep to which the run belongs as a trial, from the last upsert that named one."""
         return self._latest_text("sweep")
 
     @property
     def notes(self) -> str | None:
-        """The last received notes."""
         return self._latest_text("notes")
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The last received tags."""
         return self._latest("tags") or ()
 
     def _latest_text(self, name: str) -> str | None:
@@ -240,39 +205,23 @@ class RecordedRun:
 
 @dataclass
 class RecordedArtifact:
-    """The records of one version of an artifact.
-
-    Args:
-        artifact_id: Id assigned by the server.
-        run: Key of the run that logged it.
-        client: The shared writer that logged it, or `PLAIN`.
-        name: Name of its collection, without a version.
-        kind: Type of the artifact, for example ``"model"``.
-        aliases: Its aliases.
-        digest: Digest of its content, as sent by the client.
-        metadata: Metadata sent by the client, as JSON.
-        used_by: Keys of the runs that used it.
-        files: Contents of its files, by name.
-        manifest: Decoded content of its manifest.
-        committed: Whether the client declared it complete.
-    """
+    """The records of one version of an artifact."""
 
     artifact_id: str
-    run: str
+    run: str  # the key of the run that logged it
     client: str
-    name: str
+    name: str  # of its collection, without a version
     kind: str
     aliases: tuple[str, ...]
     digest: str = ""
     metadata: str | None = None
-    used_by: list[str] = field(default_factory=list)
+    used_by: list[str] = field(default_factory=list)  # keys of runs
     files: dict[str, bytes] = field(default_factory=dict)
     manifest: dict[str, Any] | None = None
     committed: bool = False
 
     @property
     def project(self) -> str:
-        """Owner and name of its project."""
         return self.run.rpartition("/")[0]
 
 

@@ -38,24 +38,6 @@ def test_links_lead_to_pages_of_the_site() -> None:
     assert site_pages.rewritten("[a](docs/security.md)", "vulnerabilities.md") == "[a](security.md)"
 
 
-def test_the_search_of_the_site_ignores_code() -> None:
-    code = site_pages.content_of(ROOT / "examples" / "torch" / "train_digits.py")
-    begin = "---\nsearch:\n  exclude: true\n---\n\n# examples/torch/train_digits.py\n\n````python"
-    assert code.startswith(begin)
-    assert "exclude" not in site_pages.content_of(ROOT / "SECURITY.md").partition("\n\n")[0]
-
-
-def test_examples_are_highlighted_as_code() -> None:
-    """Also the lines that name the package; a notebook is its cells."""
-    path = ROOT / "examples" / "torch" / "train_digits.py"
-    _, _, numbers = site_pages.content_of(path).partition('\n````python hl_lines="')
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert "import dist_wandb" in [lines[int(number) - 1] for number in numbers.partition('"')[0].split()]
-    notebook = site_pages.content_of(ROOT / "examples" / "patterns" / "notebook.ipynb")
-    assert "\n# Several processes from a notebook\n" in notebook
-    assert "\n````python\nimport os\n" in notebook
-
-
 def test_the_search_of_the_site_finds_names_of_the_package() -> None:
     """The site splits texts and queries alike."""
     (separator,) = re.findall("^ +separator: '(.*)'$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)

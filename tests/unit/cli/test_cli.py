@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offline_runs import refuse_to_scan, sidecar_record
-from record_files import content_of, end, of_json
+from record_files import content_of, of_json
 
 from dist_wandb import __version__
 from dist_wandb.cli import main, show
@@ -74,6 +73,11 @@ def refusal(argv: list[str], capsys: Capture) -> str:
     return captured.err
 
 
+def shown(capsys: Capture, *argv: object, code: int = 0) -> str:
+    assert main(["show", *map(str, argv)]) == code
+    return capsys.readouterr().out
+
+
 # --- the command itself -----------------------------------------------------------------------------------------------
 
 
@@ -81,22 +85,6 @@ def test_version(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"dist-wandb {__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["--help"], ["plan", "show", "sync"]),
-        (["plan", "--help"], ["--layout", "auto, shared, new"]),
-        (["show", "-h"], ["DIR"]),
-        (["sync", "-h"], ["DIR", "--dry-run", "--force"]),
-    ],
-)
-def test_help_lists_the_commands(argv: list[str], expected: list[str], capsys: Capture) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(argv)
-    out = capsys.readouterr().out
-    assert all(word in out for word in expected)
 
 
 def test_argcomplete_is_given_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,22 +185,6 @@ def test_the_plan_matches_the_mode_table(case: dict[str, Any], capsys: Capture) 
     assert plan["writers"] == len(writers)
 
 
-def test_the_plan_is_printed_as_a_table(capsys: Capture) -> None:
-    argv = ["plan", "--nodes", "2", "--procs-per-node", "2", "--run-mode", "shared", "--rank-scope", "worker"]
-    assert main(argv) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["rank", "node", "local", "rank", "run", "id", "label", "writes"]
-    assert lines[2:] == [
-        ["0", "0", "0", "exp-worker-0", "worker-0-rank-0", "shared", "run,", "primary"],
-        ["1", "0", "1", "exp-worker-0", "worker-0-rank-1", "shared", "run"],
-        [],
-        ["2", "1", "0", "exp-worker-1", "worker-1-rank-0", "shared", "run,", "primary"],
-        ["3", "1", "1", "exp-worker-1", "worker-1-rank-1", "shared", "run"],
-        [],
-        ["4", "ranks", "on", "2", "nodes:", "2", "runs,", "no", "groups,", "4", "writers"],
-    ]
-
-
 def test_the_plan_of_a_large_job_is_a_summary_with_warnings(capsys: Capture) -> None:
     argv = ["plan", "--nodes", "2048", "--procs-per-node", "8", "--run-mode"]
     assert main([*argv, "shared"]) == 0
@@ -238,14 +210,6 @@ def test_all_ranks_of_a_large_job_are_shown_on_request(capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines()[3].split() == ["1-64", "64", "-", "nothing"]
 
 
-def test_a_rank_without_a_run_writes_nothing(capsys: Capture) -> None:
-    assert main(["plan", "--procs-per-node", "2"]) == 0
-    out = capsys.readouterr().out
-    assert "own run" in out.splitlines()[2]
-    assert "nothing" in out.splitlines()[3]
-    assert "2 ranks on 1 node: 1 run, no groups, 1 writer" in out
-
-
 def test_id_group_and_name_can_be_given(capsys: Capture) -> None:
     argv = ["plan", "--layout", "1,2", "--run-mode", "new", "--id", "e7", "--group", "sweep", "--name", "night"]
     assert main([*argv, "--json"]) == 0
@@ -254,11 +218,6 @@ def test_id_group_and_name_can_be_given(capsys: Capture) -> None:
     assert {rank["group"] for rank in ranks} == {"sweep"}
     assert main(argv) == 0
     assert capsys.readouterr().out.splitlines()[2].split()[3:6] == ["e7-rank-0", "night-rank-0", "sweep"]
-
-
-def test_a_rank_without_a_run_has_no_name(capsys: Capture) -> None:
-    assert main(["plan", "--layout", "2", "--name", "night", "--json"]) == 0
-    assert [rank["name"] for rank in json.loads(capsys.readouterr().out)["ranks"]] == ["night", None]
 
 
 def test_the_table_is_neither_cut_nor_wrapped_in_a_pipe(capsys: Capture) -> None:
@@ -338,8 +297,7 @@ def test_the_plan_of_a_trial_has_the_id_from_the_agent(
 def test_runs_are_shown_with_their_metrics(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     rows = [{"loss": 2.0, "rank-10/loss": 1, "rank-2/loss": 1, "_step": 0}, {"loss": 0.5}, {"loss": 1.25}]
     path = write_run("abc", *rows, display_name="night", project="digits", run_group="sweep")
-    assert main(["show", str(tmp_path / "logs")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = shown(capsys, tmp_path / "logs").splitlines()
     assert lines[:3] == [
         "● abc  night",
         "  finished · 3 rows · project digits · group sweep",
@@ -360,8 +318,7 @@ def test_states_are_shown_and_counted(write_run: WriteRun, tmp_path: Path, capsy
     write_run("a", exit_code=0)
     write_run("b", exit_code=3)
     write_run("c", exit_code=None)
-    assert main(["show", str(tmp_path / "logs")]) == 0
-    out = capsys.readouterr().out
+    out = shown(capsys, tmp_path / "logs")
     assert "failed (exit code 3) · no rows" in out
     assert "no end recorded (running, or killed) · no rows" in out
     assert out.count("no metric was logged") == 3
@@ -369,29 +326,9 @@ def test_states_are_shown_and_counted(write_run: WriteRun, tmp_path: Path, capsy
     assert ": 1 finished, 1 failed, 1 without a recorded end\n" in out
 
 
-def test_the_writer_of_a_shared_run_is_named(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
-    label(write_run("a"), name="worker-1-rank-0", primary=True)
-    label(write_run("b"), name="worker-1-rank-1", primary=False)
-    assert main(["show", str(tmp_path / "logs")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "  finished · no rows · shared/worker · rank 3 of 4 · label worker-1-rank-0 (primary)" in lines
-    assert "  finished · no rows · shared/worker · rank 3 of 4 · label worker-1-rank-1" in lines
-
-
-def test_a_shared_run_in_several_files_counts_as_one(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
-    write_run("own")
-    for number in range(3):
-        path = write_run(f"writer-{number}")
-        path.write_bytes(content_of([of_json({"type": "run", "run": {"run_id": "exp"}}), end()]))
-        label(path, name=f"rank-{number}", primary=number == 0)
-    assert main(["show", str(tmp_path / "logs")]) == 0
-    assert f"2 runs in 4 files below {tmp_path / 'logs'}: 2 finished\n" in capsys.readouterr().out
-
-
 def test_values_that_are_not_finite_are_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     write_run("a", {"loss": 1.0, "lr": 0.1}, {"loss": "NaN", "lr": 0.1}, {"loss": "Infinity", "lr": 0.1})
-    assert main(["show", str(tmp_path / "logs")]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split() for line in shown(capsys, tmp_path / "logs").splitlines()]
     assert ["metric", "last", "min", "max", "values", "NaN/inf", "trend"] in lines
     assert ["loss", "inf", "1", "inf", "3", "2", "▄··"] in lines
     assert ["lr", "0.1", "0.1", "0.1", "3", "▄▄▄"] in lines
@@ -405,8 +342,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_shown(
     garbage = write_run("junk", content=b"junk, longer")
     sidecar = write_run("half").parent / "dist-wandb.json"
     sidecar.write_text("{")
-    assert main(["show", str(tmp_path / "logs")]) == 1
-    out = capsys.readouterr().out
+    out = shown(capsys, tmp_path / "logs", code=1)
     assert f"✗ not readable  {empty}: is empty" in out
     assert f"✗ not readable  {garbage}: does not start like a .wandb file." in out
     assert f"  ! {sidecar}: not in dist_wandb's format" in out
@@ -427,17 +363,14 @@ def test_only_the_first_1000_metrics_are_shown_and_the_others_counted(
     write_run: WriteRun, tmp_path: Path, capsys: Capture
 ) -> None:
     write_run("a", {f"m{number}": number for number in range(1234)})
-    assert main(["show", str(tmp_path / "logs")]) == 0
-    out = capsys.readouterr().out
+    out = shown(capsys, tmp_path / "logs")
     assert "m999 " in out
     assert "m1000 " not in out
     assert "and 234 beyond these: --metric GLOB picks" in out
-    assert main(["show", str(tmp_path / "logs"), "--metric", "m12*"]) == 0
-    out = capsys.readouterr().out
+    out = shown(capsys, tmp_path / "logs", "--metric", "m12*")
     assert "m1233 " in out
     assert "--metric" not in out
-    assert main(["show", str(tmp_path / "logs"), "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["runs"][0]["metrics"]) == 1234
+    assert len(json.loads(shown(capsys, tmp_path / "logs", "--json"))["runs"][0]["metrics"]) == 1234
 
 
 @pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["sync", "--dry-run"]])
@@ -463,14 +396,12 @@ def test_an_interrupt_ends_reading(tmp_path: Path, capsys: Capture, monkeypatch:
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_a_directory_without_runs_is_reported(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["show", str(tmp_path)]) == 1
-    assert f"No W&B run was found below '{tmp_path}'" in capsys.readouterr().err
-
-
-def test_a_directory_that_does_not_exist_is_reported(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["show", str(tmp_path / "none")]) == 1
-    assert "none': No such file or directory" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "message"), [("", "No W&B run was found below"), ("none", "none': No such file or directory")]
+)
+def test_a_directory_without_runs_is_reported(tmp_path: Path, capsys: Capture, name: str, message: str) -> None:
+    assert main(["show", str(tmp_path / name)]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_a_stream_that_cannot_encode_a_sparkline_causes_no_error(write_run: WriteRun, tmp_path: Path) -> None:
@@ -491,8 +422,7 @@ def test_a_stream_that_cannot_encode_a_sparkline_causes_no_error(write_run: Writ
 def test_metrics_are_chosen_by_pattern(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     write_run("a", {"val/loss": 1, "val/acc": 1, "train/loss": 1, "epoch": 1})
     write_run("b", {"other": 1})
-    assert main(["show", str(tmp_path / "logs"), "--metric", "val/*", "--metric", "epoch"]) == 0
-    out = capsys.readouterr().out
+    out = shown(capsys, tmp_path / "logs", "--metric", "val/*", "--metric", "epoch")
     assert all(name in out for name in ("val/loss", "val/acc", "epoch"))
     assert "train/loss" not in out
     assert out.count("no metric matches") == 1
@@ -519,34 +449,6 @@ def test_show_prints_json(write_run: WriteRun, tmp_path: Path, capsys: Capture) 
     assert len(loss["trend"]) == 32
 
 
-def test_names_cannot_write_markup_or_escape_sequences(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
-    write_run("a", {"two\nlines": 1, "[bold]x[/]": 1}, display_name="[red]\x1b[31m:smile:[/red]")
-    assert main(["show", str(tmp_path / "logs")]) == 0
-    out = capsys.readouterr().out
-    assert "● a  [red]\\x1b[31m:smile:[/red]\n" in out
-    assert "two\\nlines" in out
-    assert "[bold]x[/]" in out
-
-
-@pytest.mark.parametrize("width", [40, 60, 100])
-def test_names_and_numbers_are_complete_at_any_terminal_width(
-    width: int, write_run: WriteRun, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(width))
-    name = "validation/top-5-accuracy-of-the-averaged-model"
-    write_run("a", *({name: value, "loss": -1.2345e-7 * value} for value in range(50)))
-    assert main(["show", str(tmp_path / "logs"), "--metric", "*"]) == 0
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    table = lines[3 : lines.index("")]
-    assert all(len(line) <= width for line in table)
-    assert "…" not in "".join(table)
-    first_column = "".join(line[2:].split(" ")[0] for line in table)
-    assert name in first_column
-
-
 # --- sparklines -------------------------------------------------------------------------------------------------------
 
 
@@ -567,13 +469,6 @@ def test_a_sparkline_of_any_series_has_its_width(values: list[float], width: int
     assert set(line) <= set("▁▂▃▄▅▆▇█·")
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, unique=True), st.integers(2, 64))
-def test_a_sparkline_of_a_rising_series_rises_from_bottom_to_top(values: list[float], width: int) -> None:
-    line = sparkline(sorted(values), width)
-    assert list(line) == sorted(line)
-    assert (line[0], line[-1]) in {("▁", "█"), ("▄", "▄")}
-
-
 def test_show_marks_uploaded_runs(write_run: WriteRun, capsys: Capture) -> None:
     write_run("kept", {"loss": 1.0})
     path = write_run("sent", {"loss": 1.0})
@@ -584,13 +479,11 @@ def test_show_marks_uploaded_runs(write_run: WriteRun, capsys: Capture) -> None:
     messages = [{"msg": "filestream: sending request", "history_lines": 1}, {"msg": "filestream: request sent"}]
     log.write_text("".join(f"{json.dumps(entry)}\n" for entry in [*messages, {"msg": "sender: closed"}]))
     directory = str(path.parents[1])
-    assert main(["show", directory]) == 0
-    out = capsys.readouterr().out
+    out = shown(capsys, directory)
     assert "● kept\n  finished · 1 row\n" in out
     assert "● sent\n  finished · 1 row · uploaded\n" in out
-    assert main(["show", "--json", directory]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert {run["run_id"]: run["uploaded"] for run in shown["runs"]} == {"kept": False, "sent": True}
+    found = json.loads(shown(capsys, directory, "--json"))
+    assert {run["run_id"]: run["uploaded"] for run in found["runs"]} == {"kept": False, "sent": True}
 
 
 def test_an_error_escapes_control_sequences(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from offline_runs import sidecar_record
 from record_files import end, framed, header, make_run, row, run, serialised, write_run
-from report_runs import timed_run
 from shared_runs import write_rank, write_slow_job
 
 from dist_wandb.cli import main
@@ -153,13 +152,6 @@ def test_what_looks_like_a_stall_is_harmless(tmp_path: Path, capsys: Capture) ->
     assert len(line) < 600 + len(str(tmp_path))
     assert "root:" not in out
     assert not {char for char in out if not (char.isprintable() or char == "\n")}
-
-
-def test_what_the_rows_say_is_shown_if_no_section_is_marked(tmp_path: Path, capsys: Capture) -> None:
-    timed_run(tmp_path, marked=False)
-    out = shown(capsys, tmp_path)
-    assert "\n  rank 2 has the largest time/data in 40 of 40 rows: 0.06 s, the others 0.03 s\n" in out
-    assert "\n  the ranks seem to wait for each other in time/backward: pass waits=True" in out
 
 
 def test_the_spread_over_ranks_is_in_the_line_of_its_metric(tmp_path: Path, capsys: Capture) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import string
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -17,10 +15,9 @@ import torch.distributed as dist
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job import job_identity
-from dist_wandb.job.job_identity import agree_on_base_id, learn_layout, make_id
+from dist_wandb.job.job_identity import agree_on_base_id, learn_layout
 from dist_wandb.job.job_store import JobStore, RankValues, SharedList
 from dist_wandb.job.model import Topology
-from dist_wandb.runs.requested import check_id
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 
@@ -63,19 +60,6 @@ def test_published_values_are_fetched_unchanged(at: At, value: Any) -> None:
     assert at(1).wait_get("key", "rank 0") == value
 
 
-def test_wait_get_waits_for_the_value(at: At, on_ranks: OnRanks) -> None:
-    about_to_fetch = threading.Event()
-
-    def act(number: int) -> Any:
-        if number == 0:
-            about_to_fetch.wait(PATIENCE)
-            return at(0).publish("key", "late")
-        about_to_fetch.set()
-        return at(1).wait_get("key", "rank 0")
-
-    assert on_ranks(2, act)[1] == "late"
-
-
 def test_try_get_does_not_wait(at: At) -> None:
     started = time.monotonic()
     assert at(1).try_get("key") is None
@@ -108,11 +92,6 @@ def test_a_malformed_base_id_is_refused(at: At) -> None:
             agree_on_base_id(at(1), Topology(1, 1, 0, 2, 2, 1), None, None, "init/1")
 
 
-def test_sessions_do_not_see_each_others_keys(at: At) -> None:
-    at(0, namespace="DistWandbLogger/1").publish("key", "first")
-    assert at(1, namespace="DistWandbLogger/2").try_get("key") is None
-
-
 def test_a_missing_key_is_named_with_the_rank_that_should_publish_it(at: At) -> None:
     with pytest.raises(RendezvousError) as late:
         at(1, timeout=SHORT).wait_get("base_id", "rank 0")
@@ -130,10 +109,6 @@ def test_every_rank_gets_all_values_in_rank_order(at: At, on_ranks: OnRanks) -> 
     assert gathered == [[f"host-{number}" for number in range(5)]] * 5
 
 
-def test_publish_returns_true_on_the_last_rank(at: At) -> None:
-    assert [RankValues(at(number, 3), "node").publish("host") for number in (2, 0, 1)] == [False, False, True]
-
-
 def test_a_second_value_of_a_rank_replaces_the_first(at: At) -> None:
     values = RankValues(at(0, 2), "node")
     for number, value in ((0, "old"), (0, "new")):
@@ -145,10 +120,6 @@ def test_a_second_value_of_a_rank_replaces_the_first(at: At) -> None:
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
-
-
-def test_there_is_no_job_store_without_process_group_or_agent() -> None:
-    assert JobStore.find("name", rank(0), SHORT) is None
 
 
 @pytest.fixture
@@ -229,38 +200,12 @@ def agree(at: At, number: int, requested: str | None = None, proposed: str | Non
     return agree_on_base_id(at(number, 3), rank(number, 3), requested, proposed, "DistWandbLogger/1")
 
 
-def test_all_ranks_agree_on_an_id_generated_by_rank_0(at: At, on_ranks: OnRanks) -> None:
-    agreed = on_ranks(3, lambda number: agree(at, number))
-    assert len(set(agreed)) == 1
-    assert re.fullmatch("[a-z0-9]{8}", agreed[0])
-
-
 def test_only_the_proposal_of_rank_0_is_used(at: At, on_ranks: OnRanks) -> None:
     assert on_ranks(3, lambda number: agree(at, number, proposed=f"proposal-{number}")) == ["proposal-0"] * 3
 
 
 def test_the_users_id_has_precedence_over_a_proposal(at: At, on_ranks: OnRanks) -> None:
     assert on_ranks(3, lambda number: agree(at, number, requested="mine", proposed="other")) == ["mine"] * 3
-
-
-def test_a_different_id_on_another_rank_warns_and_that_of_rank_0_is_used(at: At) -> None:
-    assert agree(at, 0, requested="of-rank-0") == "of-rank-0"
-    with pytest.warns(UserWarning, match="Rank 2 was given the run id 'of-rank-2', rank 0 'of-rank-0'") as warned:
-        assert agree(at, 2, requested="of-rank-2") == "of-rank-0"
-    assert len(warned) == 1
-
-
-@pytest.mark.parametrize("requested", ["same", None])
-def test_ranks_with_the_same_id_or_none_do_not_warn(at: At, requested: str | None) -> None:
-    agree(at, 0, requested="same")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert agree(at, 1, requested=requested) == "same"
-
-
-def test_a_missing_base_id_is_an_error_that_names_rank_0(at: At) -> None:
-    with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0 to publish 'base_id'"):
-        agree_on_base_id(at(1, timeout=SHORT), rank(1), None, None, "name")
 
 
 def alone(number: int, *, requested: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
@@ -281,11 +226,6 @@ def test_the_launchers_job_name_gives_one_id_without_a_store() -> None:
     assert alone(0, proposed="own-0") == alone(1, proposed="own-1")
 
 
-@pytest.mark.usefixtures("named_job")
-def test_ids_derived_from_a_job_differ_between_sessions() -> None:
-    assert alone(0, name="init/1") != alone(0, name="init/2")
-
-
 def test_ids_derived_from_a_job_are_the_same_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = set()
     for job, step, restart in (("7", "0", "0"), ("8", "0", "0"), ("7", "1", "0"), ("7", "0", "1")):
@@ -296,24 +236,11 @@ def test_ids_derived_from_a_job_are_the_same_after_a_restart(monkeypatch: pytest
     assert len(ids) == 3
 
 
-@pytest.mark.usefixtures("named_job")
-def test_the_users_id_is_used_without_a_store() -> None:
-    assert alone(1, requested="mine") == "mine"
-
-
 def test_an_error_without_store_or_job_name_explains_what_to_do() -> None:
     with pytest.raises(RendezvousError) as lost:
         alone(1)
     assert str(lost.value).startswith("Rank 1 of 2 (given) has no way to agree on a run id with the other ranks")
     assert "Call init_process_group first, or pass id= (the same on all ranks), or set WANDB_RUN_ID" in str(lost.value)
-
-
-def test_generated_ids_are_unique_and_look_like_those_of_wandb() -> None:
-    made = {make_id() for _ in range(100)}
-    assert len(made) == 100
-    assert all(set(run_id) <= set(string.ascii_lowercase + string.digits) for run_id in made)
-    assert {len(run_id) for run_id in made} == {8}
-    assert all(check_id(run_id, "made") == run_id for run_id in made)
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------
@@ -336,13 +263,6 @@ def test_ranks_learn_the_layout_over_nodes(
         return learn_layout(at(number, 3), rank(number, 3), needed=True)
 
     assert on_ranks(3, learn) == [rank(number, 3).with_layout(nodes) for number in range(3)]
-
-
-def test_ranks_with_a_known_node_publish_it_without_waiting(at: At, my_node: threading.local) -> None:
-    my_node.node = "a"
-    known = Topology(0, 0, 0, 2, 2, 1)
-    assert learn_layout(at(0, timeout=SHORT), known, needed=True) is known
-    assert learn_layout(at(1), rank(1), needed=True) == Topology(1, 1, 0, 2, 2, 1)
 
 
 def test_a_rank_that_does_not_publish_its_node_is_named(at: At, my_node: threading.local) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dist_wandb.errors import ConfigurationError, TopologyError
+from dist_wandb.errors import TopologyError
 from dist_wandb.job.model import Topology
 from dist_wandb.session.session import Session
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, plan_run, unit_of
+from dist_wandb.settings.plan import RUN_MODES, plan_run
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks
 
 MODES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
-SWAPPED_IDS = re.compile(r"^exp(-worker-\d+)?$")  # runs of units; runs of ranks have the rank in their name
 THREE = [Topology(rank, rank, 0, 3, 3, 1, leader="last") for rank in range(3)]
 
 
@@ -46,23 +44,6 @@ def test_the_last_rank_of_each_unit_opens_the_runs_of_the_table(case: dict[str, 
         assert plan.announces is is_last
         assert plan.primary is (is_last or plan.run_mode == "new")
         assert plan.opens_run is (is_last or plan.run_mode != "auto")
-
-
-@pytest.mark.parametrize("scope", RANK_SCOPES)
-def test_the_leading_rank_has_index_0_and_indices_are_unique(scope: RankScope) -> None:
-    units: dict[str, dict[int, int]] = {}
-    for topology in ranks([1, 3, 2]):
-        unit = unit_of(topology, scope)
-        units.setdefault(unit.name, {})[unit.index] = unit.global_rank
-        assert plan_run(topology, "auto", scope, "exp").primary is (unit.index == 0)
-    assert all(sorted(unit) == list(range(len(unit))) for unit in units.values())
-    assert [unit[0] for unit in units.values()] == ([5] if scope == "global" else [0, 3, 5])
-
-
-def test_the_last_rank_is_the_coordinator() -> None:
-    assert [topology.is_coordinator for topology in THREE] == [False, False, True]
-    assert {topology.coordinator for topology in THREE} == {2}
-    assert THREE[0].with_layout(["a", "b", "b"]).coordinator == 2
 
 
 def test_hardware_of_a_node_is_recorded_by_its_last_rank() -> None:
@@ -96,8 +77,3 @@ def test_a_job_is_described_led_and_ended_by_the_last_rank(
     assert [session.id for session in sessions] == [run.id] * 3
     written = {name: value for row in run.rows for name, value in row.items()}
     assert (written["loss"], written["loss/max"], written["loss/argmax_rank"]) == (1.0, 2.0, 2)
-
-
-def test_configs_are_compared_with_that_of_the_last_rank(job: Callable[..., list[Session]]) -> None:
-    with pytest.raises(ConfigurationError, match="'from' is 0 on rank 0, but 2 on rank 2"):
-        job(THREE, lambda rank: {"config": {"from": rank}}, config_sync="check")

@@ -8,11 +8,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from launchers import DOCUMENT, LAUNCHERS, SLURM_COMMANDS, Launcher, table, table_in
+from launchers import DOCUMENT, LAUNCHERS, SLURM_COMMANDS, Launcher, table, table_in, variables
 from stored import COMBINATIONS, vector_of
 
 import dist_wandb
-from dist_wandb.errors import TopologyError
 from dist_wandb.job.launch import detected_launchers, job_name
 from dist_wandb.job.model import Topology
 from dist_wandb.settings.plan import RankScope, RunMode, plan_run
@@ -103,22 +102,13 @@ def test_pmi_variables_of_an_srun_agree_with_slurms() -> None:
 
 # --- what others have left --------------------------------------------------------------------------------------------
 
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "1",
-    "LOCAL_RANK": "1",
-    "GROUP_RANK": "0",
-    "WORLD_SIZE": "2",
-    "LOCAL_WORLD_SIZE": "2",
-    "GROUP_WORLD_SIZE": "1",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
-MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+TORCHRUN = variables(
+    "TORCHELASTIC_RUN_ID=none RANK=1 LOCAL_RANK=1 GROUP_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 GROUP_WORLD_SIZE=1"
+)
+OPEN_MPI = variables(
+    "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+)
+MPICH = variables("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
 INNER = {"torchrun": TORCHRUN, "Open MPI": OPEN_MPI, "MPICH": MPICH}
 LEFT = {
     "another SLURM job": ("SLURM", "contradicts", {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}),
@@ -131,13 +121,13 @@ LEFT = {
 
 @pytest.mark.parametrize(("inner", "left"), list(product(INNER, LEFT)))
 def test_stale_variables_of_another_launcher_are_reported_and_ignored(inner: str, left: str) -> None:
-    launcher, status, variables = LEFT[left]
-    environ = {**INNER[inner], **variables}
+    launcher, status, others = LEFT[left]
+    environ = {**INNER[inner], **others}
     assert Topology.detect(environ) == Topology.detect(INNER[inner])
     found = {launcher.name: launcher for launcher in detected_launchers(environ)}
     assert found[inner].status == "used"
     assert found[launcher].status == status
-    assert found[launcher].variables.items() <= variables.items()
+    assert found[launcher].variables.items() <= others.items()
     assert found[launcher].reason
 
 
@@ -155,43 +145,28 @@ def test_only_variables_of_an_image_that_torchrun_keeps_are_reported() -> None:
     assert stale.reason == "it set node_rank=7, not 0"
 
 
-@pytest.mark.parametrize("inner", ["Open MPI", "MPICH"])
-def test_an_incomplete_rank_of_an_image_is_an_error_with_its_name(inner: str) -> None:
-    with pytest.raises(TopologyError, match=r"RANK \(RANK and WORLD_SIZE\)=0, but not the world_size"):
-        Topology.detect({"RANK": "0", **INNER[inner]})
-
-
-@pytest.mark.parametrize("inner", ["Open MPI", "MPICH"])
-def test_a_complete_rank_of_an_image_is_used_and_the_launcher_is_reported(inner: str) -> None:
-    found = detected_launchers({"RANK": "0", "WORLD_SIZE": "1", **INNER[inner]})
-    assert [(launcher.name, launcher.status) for launcher in found] == [
-        ("RANK and WORLD_SIZE", "used"),
-        (inner, "contradicts"),
-    ]
-    assert found[1].reason == "it set rank 1 of 2, but rank 0 of 1 is used"
-
-
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_single_process_due_to_stale_variables_warns_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", **MPICH}.items():
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", **MPICH},
+            "MPICH seems to have started it: it set rank 1 of 2, but rank 0 of 1 is used",
+        ),
+        ({"FLUX_TASK_RANK": "3"}, "treated as a job of its own, but Flux's FLUX_TASK_RANK=3 shows"),
+        (  # ``export RANK=$SLURM_PROCID`` before srun: all tasks are rank 0
+            {"RANK": "0", "WORLD_SIZE": "4", **RECORDED["srun -N1 -n4"][3]},
+            "SLURM give this process different ranks: it set rank 3 of 4, but rank 0 of",
+        ),
+    ],
+    ids=["an image", "another launcher", "an export"],
+)
+def test_a_rank_that_contradicts_the_launcher_warns_at_the_start(
+    environ: Environ, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    with pytest.warns(UserWarning, match="MPICH seems to have started it: it set rank 1 of 2, but rank 0 of 1 is used"):
-        dist_wandb.init("tests").finish()
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_a_single_process_with_the_rank_of_another_launcher_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLUX_TASK_RANK", "3")
-    with pytest.warns(UserWarning, match="treated as a job of its own, but Flux's FLUX_TASK_RANK=3 shows"):
-        dist_wandb.init("tests").finish()
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_a_rank_exported_to_all_tasks_warns_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``export RANK=$SLURM_PROCID`` before srun: all tasks are rank 0."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "4", **RECORDED["srun -N1 -n4"][3]}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.warns(UserWarning, match="SLURM give this process different ranks: it set rank 3 of 4, but rank 0 of"):
+    with pytest.warns(UserWarning, match=message):
         dist_wandb.init("tests").finish()
 
 

@@ -59,8 +59,3 @@ def test_ranges_contain_the_same_numbers(numbers: set[int]) -> None:
 @given(st.lists(st.integers(0, 5)))
 def test_blocks_contain_the_same_values(values: list[int]) -> None:
     assert values_in(blocks_of(values)) == values
-
-
-@pytest.mark.parametrize("nodes", [[rank // 8 for rank in range(16_384)], [0] * 16_384, list(range(16_384))])
-def test_a_layout_of_any_size_is_one_block(nodes: list[int]) -> None:
-    assert len(blocks_of(nodes)) == 1

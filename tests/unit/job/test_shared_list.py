@@ -10,7 +10,6 @@ import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts
 
-from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import UnansweredError
@@ -127,18 +126,3 @@ def test_news_soon_returns_nothing_if_the_store_does_not_answer(
     assert reading.read_new(soon=True) == []
     keys.get_present = get_present
     assert reading.read_new(soon=True) == [1]
-
-
-def test_own_keys_lists_the_keys_set_by_this_rank(keys_of: Callable[[int], JobStore]) -> None:
-    session = keys_of(0)
-    SharedList(keys_of(1), "list").append(0)
-    SharedList(session.below("part"), "list").append(1)
-    SharedList(session, "list").append(2)
-    assert session.own_keys == {"part/list/count", "part/list/1", "list/count", "list/2"}
-
-
-def test_malformed_values_are_an_error(keys_of: Callable[[int], JobStore]) -> None:
-    keys_of(0).count("list/count")
-    keys_of(0)._store.set("list/1", "junk")
-    with pytest.raises(RendezvousError, match="which no rank of this session has written"):
-        SharedList(keys_of(1), "list").read_new()

@@ -45,21 +45,10 @@ def test_dates_are_copied_as_plain_dates_and_missing_ones_as_none(cell: Any, cop
     assert inner == [copied.isoformat() if copied else None]
 
 
-@pytest.mark.parametrize("number", [0, 1, 2**53 - 1])
-def test_received_ranks_and_amounts_are_natural_numbers(number: int) -> None:
-    assert natural(number) == number
-
-
 @pytest.mark.parametrize("number", [-1, 2**53, 2**70, 1.0, True, "1", None])
 def test_other_received_ranks_and_amounts_are_refused(number: object) -> None:
     with pytest.raises(ValueError, match="is not a number of a rank or of items"):
         natural(number)
-
-
-@pytest.mark.parametrize("names", [(), BESIDE[:1], BESIDE])
-def test_received_arguments_of_an_image_may_be_all_that_are_sent(names: tuple[str, ...]) -> None:
-    arguments = dict.fromkeys(names, "x")
-    assert named_arguments(arguments) == arguments
 
 
 @pytest.mark.parametrize(

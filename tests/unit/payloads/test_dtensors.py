@@ -57,11 +57,6 @@ def test_the_local_copy_of_a_replicated_tensor_is_used() -> None:
     assert not taken["x"].requires_grad
 
 
-def test_rows_without_dtensors_are_returned_unchanged() -> None:
-    row = {"x": 1.0, "nested": {"y": torch.tensor(1.0)}, "text": "t", "list": [1]}
-    assert whole_tensors(row, 0) is row
-
-
 @pytest.mark.parametrize(
     "take_part",
     [

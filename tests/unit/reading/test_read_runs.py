@@ -18,7 +18,6 @@ from shared_runs import write_rank
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
 from dist_wandb.reading import runs as reading
-from dist_wandb.reading.runs import brought_together
 from dist_wandb.reading.selection import by_rank
 from dist_wandb.wandb_files.reading import history_of, joined
 
@@ -163,25 +162,6 @@ def test_an_unreadable_file_is_reported_without_effect_on_others(
         read_runs(tmp_path / "wandb" / "offline-run-20260101_000000-good" / "files")
 
 
-def test_a_damaged_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    path = write_run(tmp_path, extra=[row(step) for step in range(3, 2000)]) / "run-exp.wandb"
-    content = bytearray(path.read_bytes())
-    content[40_000:40_100] = bytes(100)
-    path.write_bytes(content)
-    (found,) = read_runs(tmp_path)
-    assert found.problems
-    assert 0 < len(found.history("loss")["loss"]) == found.rows < 2000
-
-
-def test_hostile_names_are_only_columns(tmp_path: Path) -> None:
-    names = ["\x1b]0;title\x07", "__class__", "a" * 2000, "[x]", "100%", ""]
-    write_run(tmp_path, records=[header(), run(), row(0, dict.fromkeys(names, 1.5))])
-    (found,) = read_runs(tmp_path)
-    columns = found.history([*names[:2], "[x]", "100%"])
-    assert [columns[name] for name in (*names[:2], "[x]", "100%")] == [[1.5]] * 4
-    assert "a" * 2000 not in found.history()
-
-
 def test_data_frames_are_made_of_the_columns(shared: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda columns: ("pandas", columns)))
     monkeypatch.setitem(
@@ -206,10 +186,6 @@ def test_statistics_of_parts_are_those_of_all_values() -> None:
     assert found.trend[0] != -2.0
     assert set(found.trend[-140:]) == {-2.0}
     assert len(found.trend) <= 260
-
-
-def test_no_files_are_no_runs() -> None:
-    assert brought_together([]) == []
 
 
 def test_names_of_ranks_follow_the_plain_name() -> None:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import wandb
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
@@ -77,11 +75,6 @@ if TYPE_CHECKING:  # for mypy, which reports an ignore without an error: the fir
     dist_wandb.DistWandbLogger("x", project="digits", group="night", entity="us", job_type="train")
 
 
-def test_a_wandb_that_accepts_any_argument_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb, "init", lambda **_: None)
-    check_init_arguments({"projct": 1}, "the integration")
-
-
 def test_wandbs_own_shared_mode_is_refused_and_ours_suggested() -> None:
     with pytest.raises(ConfigurationError, match=re.escape("the integration was given mode='shared'")) as refused:
         check_init_arguments({"mode": "shared"}, "the integration")
@@ -130,26 +123,6 @@ def test_an_id_too_long_for_file_names_is_refused(run_id: str, size: str) -> Non
     assert len(str(refused.value)) < 400
 
 
-def test_the_longest_ids_are_accepted() -> None:
-    for run_id in ("x" * 128, "é" * 96):
-        assert check_id(run_id, "id=…") == run_id
-
-
-@given(st.text(st.characters(exclude_characters=FORBIDDEN, exclude_categories=["Z", "C"]), min_size=1, max_size=48))
-def test_every_other_id_is_accepted_unchanged(run_id: str) -> None:
-    assume(run_id not in (".", ".."))
-    assert check_id(run_id, "id=…") == run_id
-
-
-@pytest.mark.newest  # wandb 0.19 takes any id, and its server refuses it
-@pytest.mark.parametrize("run_id", ["", " a", *(f"a{character}b" for character in ":;,#?/'")])
-def test_ids_that_wandb_refuses_are_refused_first(run_id: str) -> None:
-    with pytest.raises(wandb.errors.UsageError, match="Run ID cannot"):
-        wandb.Settings(run_id=run_id)
-    with pytest.raises(ConfigurationError):
-        check_id(run_id, "id=…")
-
-
 @pytest.mark.parametrize(
     ("arguments", "variable", "origin"),
     [
@@ -170,7 +143,6 @@ def test_a_refused_id_is_named_with_its_origin(
         requested.run_id(arguments)
 
 
-@pytest.mark.parametrize("given_id", ["", "a:b", 7])
-def test_an_id_given_to_an_integration_is_refused_there(given_id: object) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(f"id={given_id!r} given to the integration ")):
-        check_init_arguments({"id": given_id}, "the integration")
+def test_a_wandb_that_accepts_any_argument_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb, "init", lambda **_: None)
+    check_init_arguments({"projct": 1}, "the integration")

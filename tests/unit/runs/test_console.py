@@ -54,22 +54,6 @@ def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
         assert line is None
 
 
-@pytest.mark.parametrize("topology", [FIRST, SECOND], ids=["first", "second"])
-def test_of_the_runs_of_all_ranks_wandb_prints_about_the_first(
-    fresh_wandb: Path, topology: Topology, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("WANDB_SILENT")
-    arguments: dict[str, Any] = {"mode": "offline", "dir": str(fresh_wandb)}
-    plan = plan_run(topology, "new", "global", "exp")
-    run = open_run(plan, topology, arguments)
-    with record.quiet_finish(run, plan, arguments):
-        wandb.termwarn("a warning")
-        run.finish()
-    printed = capfd.readouterr().err
-    assert "a warning" in printed
-    assert ("offline" in printed, "wandb sync" in printed) == (topology is FIRST,) * 2
-
-
 @pytest.mark.parametrize(
     ("value", "silent"), [("true", True), ("1", True), ("YES", True), ("false", False), ("", False)]
 )
@@ -92,3 +76,19 @@ def test_only_runs_in_several_files_have_an_upload_hint() -> None:
     assert line("new", mode="offline") is None
     assert line("shared", SINGLE, mode="offline") is None
     assert line("shared", SECOND, mode="offline") is None  # its primary prints the hint
+
+
+@pytest.mark.parametrize("topology", [FIRST, SECOND], ids=["first", "second"])
+def test_of_the_runs_of_all_ranks_wandb_prints_about_the_first(
+    fresh_wandb: Path, topology: Topology, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_SILENT")
+    arguments: dict[str, Any] = {"mode": "offline", "dir": str(fresh_wandb)}
+    plan = plan_run(topology, "new", "global", "exp")
+    run = open_run(plan, topology, arguments)
+    with record.quiet_finish(run, plan, arguments):
+        wandb.termwarn("a warning")
+        run.finish()
+    printed = capfd.readouterr().err
+    assert "a warning" in printed
+    assert ("offline" in printed, "wandb sync" in printed) == (topology is FIRST,) * 2

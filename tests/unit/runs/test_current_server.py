@@ -14,31 +14,6 @@ from dist_wandb.runs.current_server import (
 )
 
 
-@pytest.mark.parametrize(
-    "url", ["https://wandb.example", "http://127.0.0.1:8080", "http://localhost", "http://[::1]:1"]
-)
-def test_a_server_named_by_the_user_gets_the_key_over_a_private_connection(url: str) -> None:
-    assert refusal_of(url, "WANDB_BASE_URL", is_named=True) == ""
-
-
-@pytest.mark.parametrize(
-    "url", ["http://wandb.example", "http://10.0.0.1:8080", "http://localhost.evil.example", "http://127.evil.example"]
-)
-def test_no_server_gets_the_key_in_clear_text_over_a_network(url: str) -> None:
-    refusal = refusal_of(url, "WANDB_BASE_URL", is_named=True)
-    assert "over plain http, anyone on the network path could read it" in refusal
-    assert f"--trust-server {url}" in refusal
-    assert "from WANDB_BASE_URL" in refusal
-
-
-@pytest.mark.parametrize("url", ["https://evil.example", "http://evil.example", "http://127.0.0.1:8080"])
-def test_a_server_named_only_by_the_directory_gets_no_key(url: str) -> None:
-    refusal = refusal_of(url, "/scratch/wandb/settings", is_named=False)
-    assert f"The server {url} is named by /scratch/wandb/settings alone" in refusal
-    assert f"--trust-server {url}" in refusal
-    assert ("plain http" in refusal) == url.startswith("http://evil")
-
-
 @pytest.mark.parametrize("is_named", [True, False])
 def test_the_user_may_trust_one_server_without_trusting_others(is_named: bool) -> None:
     assert refusal_of("http://a.example:8080/", "x", is_named=is_named, trusted="http://A.example:8080") == ""

@@ -13,38 +13,13 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 def test_only_values_that_json_can_hold_are_published() -> None:
-    published = run_metadata.arguments_for_others(
-        {
-            "project": "digits",
-            "tags": ["a", "b"],
-            "notes": None,
-            "job_type": "",
-            "mode": "offline",
-            "dir": Path("logs"),
-            "config": {
-                "lr": 0.1,
-                "model": object(),
-                "bounds": (0, (1, 2)),
-                "least": float("-inf"),
-                "names": [{"a": ()}],
-            },
-            "settings": wandb.Settings(),
-            "id": "exp",
-        }
-    )
-    assert published == {
-        "project": "digits",
-        "tags": ["a", "b"],
-        "job_type": "",
-        "mode": "offline",
+    config = {"lr": 0.1, "bounds": (0, (1, 2)), "least": float("-inf"), "names": [{"a": ()}], "model": object()}
+    kept = {"project": "digits", "tags": ["a", "b"], "job_type": "", "mode": "offline"}
+    others = {"notes": None, "settings": wandb.Settings(), "id": "exp"}
+    assert run_metadata.arguments_for_others({**kept, **others, "dir": Path("logs"), "config": config}) == {
+        **kept,
         "dir": "logs",
         "config": {"lr": 0.1, "bounds": [0, [1, 2]], "least": float("-inf"), "names": [{"a": []}]},
     }
     nan = {"x": float("nan"), "y": [float("nan")]}
     assert repr(run_metadata.arguments_for_others({"config": nan})) == repr({"config": nan})
-
-
-@pytest.mark.parametrize("name", ["entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode"])
-def test_arguments_that_describe_the_job_are_published(name: str) -> None:
-    assert run_metadata.arguments_for_others({name: "x"}) == {name: "x"}
-    assert run_metadata.arguments_for_others({name: None}) == {}

@@ -14,8 +14,6 @@ import torch.distributed as dist
 import wandb
 from config_jobs import begin_to_open
 
-from dist_wandb.errors import RendezvousError
-from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.lightning.session_holder import GIVE_BACK
 from dist_wandb.runs import run_metadata
@@ -103,17 +101,6 @@ def test_the_first_read_waits_for_the_primary_until_the_timeout(
     assert second.run.url == first.url
 
 
-def test_a_lost_store_does_not_break_reads(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, second = job(TWO, lambda _: {"name": "night"})
-    assert second.run.name == "night"
-
-    def gone(*_: object, **__: object) -> None:
-        raise RendezvousError("gone")
-
-    monkeypatch.setattr(JobStore, "try_get", gone)
-    assert second.run.name == "night"
-
-
 def test_the_address_of_a_run_on_disk_is_not_read() -> None:
     class Touchy:
         id, offline, disabled = "exp", True, False
@@ -141,13 +128,6 @@ def test_a_copy_keeps_the_metadata_known_at_its_time(job: Job, fake_wandb: FakeW
     assert isinstance(twin, NullRun)
     assert (twin.name, twin.id, twin.offline) == ("night", fake_wandb.runs[0].id, False)
     assert twin.config["lr"] == 0.1
-
-
-def test_unknown_metadata_accept_every_use() -> None:
-    run: Any = NullRun()
-    assert not run.tags.deeper["still"]
-    run.use_artifact("net:v0").name.split(":")[0].anything()
-    run.summary.id.upper()
 
 
 @pytest.mark.newest  # wandb 0.19 has no public class of its runs

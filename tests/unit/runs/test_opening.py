@@ -15,6 +15,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.runs import opening, wandb_init, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener
+from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 DEAD = wandb.errors.CommError("Timed out\ninitializing run")
+
+
+def attached(options: Options, given: dict[str, Any], topology: Topology, *, create_new: bool = False) -> Session:
+    return opener.open_session(options, given, integration="test", topology=topology, number=1, create_new=create_new)
 
 
 class Unreliable:
@@ -74,18 +79,6 @@ def test_a_run_that_cannot_be_opened_is_written_to_disk(
     assert run.run.offline
     assert fake_wandb.arguments[-1]["project"] == "digits"
     assert "rank 0 could not open its run: Timed out initializing run. Continuing offline" in caplog.text
-
-
-def test_with_strict_a_run_that_cannot_be_opened_is_an_error(unreliable: Any) -> None:
-    unreliable(online=1)
-    with pytest.raises(UnavailableError, match="Timed out initializing run"):
-        dist_wandb.init("digits", strict=True)
-
-
-def test_missing_credentials_count_as_unavailable(unreliable: Any) -> None:
-    wandb_ = unreliable(wandb.errors.UsageError("No API key configured. Use `wandb login` to log in."), online=1)
-    assert dist_wandb.init().run.offline
-    assert wandb_.opened == ["online", "offline"]
 
 
 ANSWERS = [
@@ -170,7 +163,7 @@ def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> 
 
     def open_one(rank: int) -> str:
         with pytest.raises(UnavailableError) as raised:
-            opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[rank], number=1)
+            attached(options, {"id": "exp"}, TWO[rank], create_new=True)
         return str(raised.value)
 
     first, second = on_ranks(2, open_one)
@@ -187,7 +180,7 @@ def test_a_refused_run_is_an_error_on_all_its_writers(
 
     def open_one(rank: int) -> str:
         with pytest.raises((wandb.errors.CommError, ConfigurationError)) as raised:
-            opener.open_session(Options("shared"), {"id": "exp"}, integration="test", topology=TWO[rank], number=1)
+            attached(Options("shared"), {"id": "exp"}, TWO[rank], create_new=True)
         return str(raised.value)
 
     first, second = on_ranks(2, open_one)
@@ -208,7 +201,7 @@ def test_if_the_only_run_is_refused_the_other_ranks_say_so_and_do_not_wait(
     def train(rank: int) -> bool:
         place = Topology(rank, rank, 0, 3, 3, 1)
         try:
-            session = opener.open_session(options, {"id": "exp"}, integration="test", topology=place, number=1)
+            session = attached(options, {"id": "exp"}, place, create_new=True)
         except wandb.errors.CommError:
             return False
         session.log({"loss": 0.5}, step=0)
@@ -254,7 +247,7 @@ def test_a_rank_that_attaches_for_hardware_sends_the_primarys_arguments(fake_wan
     mine = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
     theirs = {"id": "exp", "name": "other", "tags": ["t"], "config": {"lr": 0.2}}
     for topology, given in zip(nodes, (mine, theirs), strict=True):
-        opener.open_session(options, given, integration="test", topology=topology, number=1, create_new=False)
+        attached(options, given, topology)
     first, second = fake_wandb.arguments
     assert {name: second[name] for name in mine} == {name: first[name] for name in mine} == mine
     assert second["settings"].x_label == "worker-1"
@@ -269,7 +262,7 @@ def test_a_node_that_cannot_attach_for_hardware_trains_without_it(
     unreliable(**{"worker-1_online": 9})
     for topology in nodes:
         options = Options(system_metrics="all-nodes", limits=Limits(join_timeout=30.0))
-        opener.open_session(options, {"id": "exp"}, integration="test", topology=topology, number=1, create_new=False)
+        attached(options, {"id": "exp"}, topology)
     assert "rank 1 does not record the hardware of its node: " in caplog.text
     assert len(fake_wandb.runs) == 1
 
@@ -278,7 +271,7 @@ def test_a_node_that_cannot_attach_for_hardware_trains_without_it(
 def test_if_the_primary_refuses_its_arguments_the_other_ranks_say_why() -> None:
     def open_one(rank: int, unit: list[int] | None) -> None:
         options = Options("shared", limits=Limits(join_timeout=30.0), unit=unit)
-        opener.open_session(options, {}, integration="test", topology=TWO[rank], number=1)
+        attached(options, {}, TWO[rank], create_new=True)
 
     with pytest.raises(ConfigurationError, match="Rank 0 is the primary of the job, but it is not in unit"):
         open_one(0, [1])
@@ -305,13 +298,13 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
     assert store is not None
     options = Options("shared", reduce=None, limits=Limits(join_timeout=60.0, finish_timeout=0.2))
     given = {"id": "exp"}
-    first = opener.open_session(options, given, integration="test", topology=TWO[0], number=1, create_new=False)
+    first = attached(options, given, TWO[0])
     row = {"loss": 0.5}
     first.log(row, step=0)
     row["loss"] = 7.0
     assert not first.flush(0.15)
     assert fake_wandb.runs[0].rows == []
-    second = opener.open_session(options, given, integration="test", topology=TWO[1], number=1, create_new=False)
+    second = attached(options, given, TWO[1])
     assert first.flush(20)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 0}]
     second.log({"loss": 1.5}, step=0)
@@ -323,20 +316,11 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
 def test_the_wait_of_rows_for_all_writers_times_out(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
     assert store is not None
     options = Options("shared", reduce=None, limits=Limits(**{"join_timeout": 60.0, "finish_timeout": 0.2, **limit}))
-    first = opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[0], number=1, create_new=False)
+    first = attached(options, {"id": "exp"}, TWO[0])
     for step in range(4):
         first.log({"loss": 0.5}, step=step)
     assert first.flush(20)
     assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
-
-
-def test_waiting_rows_are_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> None:
-    assert store is not None
-    options = Options("shared", reduce=None, limits=Limits(join_timeout=60.0, finish_timeout=0.2))
-    first = opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[0], number=1, create_new=False)
-    first.log({"loss": 0.5}, step=0)
-    first.finish()
-    assert len(fake_wandb.runs[0].rows) == 1
 
 
 # --- under a sweep's agent --------------------------------------------------------------------------------------------
@@ -379,3 +363,9 @@ def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
     messages = [str(warning.message) for warning in warned]
     assert sum("id='mine' is not used, but WANDB_RUN_ID=t7" in text for text in messages) == 1  # by one rank
     assert sum("accepts one run as a trial" in text for text in messages) == (len(set(ids)) > 1)
+
+
+def test_missing_credentials_count_as_unavailable(unreliable: Any) -> None:
+    wandb_ = unreliable(wandb.errors.UsageError("No API key configured. Use `wandb login` to log in."), online=1)
+    assert dist_wandb.init().run.offline
+    assert wandb_.opened == ["online", "offline"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ import torch
 import dist_wandb
 from dist_wandb.errors import ReadError, UnavailableError
 from dist_wandb.runs import record, wandb_private
-from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.record import Record
 
 if TYPE_CHECKING:
@@ -73,14 +71,6 @@ def stand(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Stand:
     return Stand(fake_wandb, monkeypatch)
 
 
-def test_while_wandbs_process_is_alive_rows_go_into_its_run(stand: Stand) -> None:
-    stand.record.log({"loss": 1.0}, commit=False)
-    assert stand.lost.logged == [({"loss": 1.0}, {"commit": False})]
-    assert stand.record.finish(3) is None
-    assert stand.lost.exit_codes == [3]
-    assert stand.run is stand.lost
-
-
 def test_after_wandbs_process_dies_rows_continue_where_the_file_ends(
     stand: Stand, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,14 +84,6 @@ def test_after_wandbs_process_dies_rows_continue_where_the_file_ends(
     assert stand.config == {"lr": 0.1}
     assert stand.cleared == 1
     assert "Lost wandb's own process on rank 0" in caplog.text
-
-
-def test_rows_continue_if_wandbs_process_dies_while_a_session_intercepts_log(stand: Stand) -> None:
-    stand.kill()
-    taken: list[Any] = []
-    intercept(stand.lost, "log", lambda _, *args, **kwargs: taken.append((args, kwargs)))
-    stand.record.log({"loss": 2.5, "global_step": 5})
-    assert (stand.second.rows, taken) == ([{"loss": 2.5, "global_step": 5}], [])
 
 
 def test_rows_with_numpy_values_or_nan_are_not_duplicated(stand: Stand) -> None:
@@ -317,41 +299,23 @@ def test_a_row_whose_files_are_gone_does_not_affect_others(stand: Stand, caplog:
     assert "rank 0 could write only the numbers of 1 of the rows" in caplog.text
 
 
-@pytest.mark.parametrize("moment", ["of the replacement", "of a row"])
-def test_a_signal_handler_may_log_in_the_middle(stand: Stand, moment: str) -> None:
+def test_a_signal_handler_may_log_while_the_run_is_replaced(stand: Stand) -> None:
     """Python calls it in the middle of any operation of the thread."""
     interrupted = threading.Event()
 
-    def handler() -> None:
+    def reopened(*given: Any) -> Any:
         stand.record.log({"loss": 2.0})
         interrupted.set()
+        return stand.open_second(*given)
 
-    if moment == "of a row":
-        stand.record._unsafe = _Interrupted(handler)
-    else:
-        stand.reopen = lambda *given: (handler(), stand.open_second(*given))[1]  # type: ignore[func-returns-value]
-        stand.kill()
+    stand.reopen = reopened
+    stand.kill()
     thread = threading.Thread(target=lambda: stand.record.log({"loss": 1.0}), daemon=True)
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
     assert interrupted.is_set()
-    run = stand.lost if moment == "of a row" else stand.second
-    assert sorted(row["loss"] for row in run.rows) == [1.0, 2.0]
-
-
-class _Interrupted(deque[Any]):
-    """A queue that is interrupted by a signal once."""
-
-    def __init__(self, handler: Callable[[], None]) -> None:
-        super().__init__()
-        self._handler: Callable[[], None] | None = handler
-
-    def append(self, item: Any) -> None:
-        handler, self._handler = self._handler, None
-        if handler is not None:
-            handler()
-        super().append(item)
+    assert sorted(row["loss"] for row in stand.second.rows) == [1.0, 2.0]
 
 
 def _dies_once(update: Any) -> Any:

@@ -90,12 +90,6 @@ def test_the_mode_in_settings_ranks_between_argument_and_environment(
     assert requested.mode({"settings": settings, "mode": "online"}) == "online"
 
 
-@pytest.mark.parametrize("settings", [{"entity": "team"}, wandb.Settings(entity="team")], ids=["dict", "Settings"])
-def test_settings_without_a_mode_leave_it_to_the_environment(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert requested.mode({"settings": settings}) == "offline"
-
-
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
@@ -118,11 +112,6 @@ def test_the_mode_that_wandb_offline_wrote_is_respected(fresh_wandb: Path, file:
 
 
 @pytest.mark.usefixtures("fresh_wandb")
-def test_by_default_wandb_is_online() -> None:
-    assert requested.mode({}) == "online"
-
-
-@pytest.mark.usefixtures("fresh_wandb")
 @pytest.mark.parametrize("read", [lambda: requested.init_timeout({}), lambda: requested.mode({}), open_offline])
 def test_errors_about_settings_do_not_repeat_their_values(
     read: Callable[[], object], monkeypatch: pytest.MonkeyPatch
@@ -139,3 +128,9 @@ def test_errors_about_given_settings_do_not_repeat_their_values(upload_timeout: 
     with pytest.raises(ConfigurationError, match=r"W&B refuses its settings: base_url: .*Correct them") as caught:
         open_offline(upload_timeout, settings={"base_url": BAD_ADDRESS})
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("settings", [{"entity": "team"}, wandb.Settings(entity="team")], ids=["dict", "Settings"])
+def test_settings_without_a_mode_leave_it_to_the_environment(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert requested.mode({"settings": settings}) == "offline"

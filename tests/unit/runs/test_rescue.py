@@ -52,11 +52,6 @@ class Unspeakable:
         raise RuntimeError("no repr either")
 
 
-def test_a_row_that_wandb_accepts_is_written_in_one_call(run: Picky) -> None:
-    writer(run).write({"loss": 0.5, "list": [1]}, 7)
-    assert (run.calls, run.rows) == (1, [{"loss": 0.5, "list": [1], "global_step": 7}])
-
-
 @pytest.mark.parametrize("commit", [None, True])
 def test_values_that_cannot_be_written_become_text_in_one_row(
     run: Picky, caplog: pytest.LogCaptureFixture, commit: bool | None

@@ -6,10 +6,8 @@ import sys
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
-import wandb
 from opened_runs import FIRST, opened
 
 from dist_wandb.runs import run_metadata
@@ -48,19 +46,6 @@ def test_the_location_of_an_offline_shared_run_is_the_directory_of_all_ranks(
     assert len(fake_wandb.runs) == 1
 
 
-@pytest.mark.parametrize("wandb_mode", ["offline", "disabled"])
-def test_the_address_of_a_run_without_one_is_not_read(wandb_mode: str) -> None:
-    """wandb warns about every such read."""
-    run: Any = mock.Mock(
-        spec=["offline", "disabled"], offline=wandb_mode == "offline", disabled=wandb_mode == "disabled"
-    )
-    assert run_metadata.url(run) is None
-
-
-def test_without_a_run_there_is_no_location() -> None:
-    assert run_metadata.location(NullRun()) == "nowhere"
-
-
 def test_the_page_of_a_group_belongs_to_its_project(fake_wandb: FakeWandb) -> None:
     opened(FIRST, "new", {})
     run: Any = fake_wandb.runs[0]
@@ -72,14 +57,6 @@ def test_without_group_run_or_address_a_group_has_no_page(fake_wandb: FakeWandb)
     assert run_metadata.group_url(opened(FIRST, "auto", {"mode": "offline"}), "night") is None
     assert run_metadata.group_url(NullRun(), "night") is None
     assert len(fake_wandb.runs) == 2
-
-
-def test_the_run_in_progress_is_that_of_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb, "run", None)
-    assert run_metadata.running_run() is None
-    run: Any = object()
-    monkeypatch.setattr(wandb, "run", run)
-    assert run_metadata.running_run() is run
 
 
 def test_no_run_is_in_progress_while_wandb_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

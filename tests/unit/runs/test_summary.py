@@ -82,15 +82,6 @@ def test_rows_may_be_written_in_another_order(script: Script) -> None:
     assert script.values == {"loss": 9, "acc": 1}
 
 
-def test_the_last_write_counts(script: Script) -> None:
-    call = script.log(loss=0.5)
-    script.summary["loss"] = 9
-    script.summary["loss"] = 10
-    script.write(call)
-    assert script.values == {"loss": 10}
-    assert [record.update[0].value for record in script.run.records] == [9, 10, 10]
-
-
 def test_parts_of_a_value_are_written_again_in_their_order(script: Script) -> None:
     script.write(script.log(a={"b": 1, "c": 1}))
     call = script.log(a={"b": 2, "c": 2})
@@ -141,11 +132,6 @@ def test_a_row_that_is_continued_has_not_ended(script: Script) -> None:
     assert script.values == {"loss": 0.5, "acc": 2}
 
 
-def test_a_row_that_is_continued_without_end_takes_no_more_memory(script: Script) -> None:
-    script.write(*[script.log(loss=0.5)] * 9, x=0, is_open=True)
-    assert [*script.writes._open] == ["loss"]
-
-
 def test_a_row_that_was_left_open_and_has_ended_does_not_replace_later_writes(script: Script) -> None:
     first, second = script.log(loss=0.5), script.log(acc=1)
     script.summary["loss"] = 9
@@ -166,30 +152,6 @@ def test_a_corrected_row_keeps_its_place(script: Script) -> None:
     assert script.values == {"loss": 0.3}
 
 
-def test_a_row_of_other_ranks_replaces_all_writes(script: Script) -> None:
-    script.summary["eval"] = 0
-    script.write(({"eval": 1}, None))
-    assert script.values == {"eval": 1}
-    script.write(script.log(acc=1), ({"eval": 2}, None))
-    assert script.values == {"eval": 2, "acc": 1}
-
-
-def test_a_write_during_the_repetition_comes_last(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = script.log(loss=0.5)
-    script.summary["loss"] = 9
-    publish = script.writes._write
-    assert publish is not None
-
-    def write_meanwhile(record: Any) -> None:
-        monkeypatch.undo()
-        script.summary["loss"] = 10
-        publish(record)
-
-    monkeypatch.setattr(script.writes, "_write", write_meanwhile)
-    script.write(call)
-    assert script.values == {"loss": 10}
-
-
 def test_another_run_in_its_place_gets_all_writes(script: Script) -> None:
     script.summary.update({"best": 1, "loss": 9})
     script.run = Run()
@@ -201,12 +163,6 @@ def test_another_run_in_its_place_gets_all_writes(script: Script) -> None:
     script.writes.follow(script.run)
     script.write(script.log(acc=2))
     assert script.values == {"acc": 2, "best": 1}  # a row has replaced the loss
-
-
-def test_nothing_is_noted_after_the_end(script: Script) -> None:
-    script.remove()
-    script.summary["loss"] = 9
-    assert (script.writes.count, script.values) == (0, {"loss": 9})
 
 
 def test_an_error_of_wandb_is_the_users_but_not_that_of_a_row(script: Script) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +123,3 @@ def test_a_rank_opens_its_run_without_the_file_of_values_if_its_node_lacks_it(ag
     assert run.id == "t7-rank-1"
     assert is_set_up or dict(run.config) == {"lr": 7.0}  # otherwise older versions have already read the file
     run.finish()
-
-
-def test_an_existing_file_of_values_is_kept(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweeps.forget_missing_values()
-    assert os.environ["WANDB_SWEEP_PARAM_PATH"] == str(agent / "config-t7.yaml")
-    monkeypatch.delenv("WANDB_SWEEP_ID")
-    (agent / "config-t7.yaml").unlink()
-    sweeps.forget_missing_values()
-    assert "WANDB_SWEEP_PARAM_PATH" in os.environ  # outside of a sweep

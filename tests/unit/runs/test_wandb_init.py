@@ -28,7 +28,6 @@ from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
-ALL_PLANS = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
 OTHERS_SERVICE = f"3-{os.getppid()}-unix-/tmp/socket"
 OWN_SERVICE = f"3-{os.getpid()}-unix-/tmp/socket"
 
@@ -128,28 +127,6 @@ def test_shared_enables_wandbs_shared_mode_on_every_rank(
     assert (settings.x_primary, settings.x_update_finish_state) == (number == 0, number == 0)
 
 
-@pytest.mark.parametrize("mode", ["new", "shared"])
-def test_a_name_from_the_environment_gets_its_suffix_too(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    monkeypatch.setenv("WANDB_NAME", "base")
-    node = Topology(2, 0, 1, 4, 2, 2)
-    open_run(plan_run(node, mode, "worker", "exp"), node, {})
-    assert fake_wandb.arguments[0]["name"] == ("base-worker-1" if mode == "shared" else "base-worker-1-rank-0")
-
-
-@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_without_a_name_wandb_may_generate_one(fake_wandb: FakeWandb, mode: str) -> None:
-    opened(FIRST, mode, {})
-    assert "name" not in fake_wandb.arguments[0]
-
-
-@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_the_users_group_is_given_to_every_run(fake_wandb: FakeWandb, mode: str) -> None:
-    opened(FIRST, mode, {}, group="night")
-    assert fake_wandb.arguments[0]["group"] == "night"
-
-
 @pytest.mark.parametrize(
     ("arguments", "variable", "root"),
     [
@@ -236,33 +213,6 @@ def test_the_users_settings_object_is_copied_and_not_changed(fake_wandb: FakeWan
     assert settings.model_fields_set == fields_before
 
 
-def test_settings_given_as_a_mapping_are_kept_and_not_changed(fake_wandb: FakeWandb) -> None:
-    settings = {"entity": "team"}
-    opened(SECOND, "shared", {"settings": settings})
-    passed = fake_wandb.arguments[0]["settings"]
-    assert (passed.entity, passed.mode) == ("team", "shared")
-    assert settings == {"entity": "team"}
-
-
-@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_the_users_arguments_are_not_changed(fake_wandb: FakeWandb, mode: str) -> None:
-    arguments: dict[str, Any] = {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
-    opened(FIRST, mode, arguments)
-    assert arguments == {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
-    assert fake_wandb.arguments[0]["config"] is arguments["config"]
-
-
-@pytest.mark.parametrize(("create_new", "reinit"), [(True, "create_new"), (False, None)])
-def test_a_second_run_of_a_process_is_requested(fake_wandb: FakeWandb, create_new: bool, reinit: str | None) -> None:
-    open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {}, create_new=create_new)
-    assert fake_wandb.arguments[0].get("reinit") == reinit
-
-
-def test_the_users_own_reinit_takes_precedence(fake_wandb: FakeWandb) -> None:
-    open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {"reinit": "return_previous"}, create_new=True)
-    assert fake_wandb.arguments == [{"reinit": "return_previous"}]
-
-
 @pytest.mark.parametrize(
     ("mode", "service", "kept"),
     [
@@ -280,12 +230,6 @@ def test_only_a_shared_run_leaves_the_service_of_another_process(
     monkeypatch.setenv("WANDB_SERVICE", service)
     opened(FIRST, mode, {})
     assert fake_wandb.environments[0].get("WANDB_SERVICE") == (service if kept else None)
-
-
-def test_a_world_of_one_keeps_the_service_it_inherited(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_SERVICE", OTHERS_SERVICE)
-    opened(SINGLE, "shared", {})
-    assert fake_wandb.environments[0]["WANDB_SERVICE"] == OTHERS_SERVICE
 
 
 @pytest.mark.usefixtures("fresh_wandb")
@@ -327,23 +271,22 @@ def test_a_sidecar_records_what_the_run_file_lacks(fake_wandb: FakeWandb) -> Non
     assert fake_wandb.runs == [run]
 
 
-@pytest.mark.parametrize("mode", ["auto", "new"])
-def test_offline_runs_of_one_writer_have_a_sidecar_too(fake_wandb: FakeWandb, mode: str) -> None:
-    opened(FIRST, mode, {"mode": "offline"})
-    record = json.loads((Path(fake_wandb.runs[0].dir).parent / SIDECAR_NAME).read_text())
-    assert (record["run_mode"], record["shared"], record["primary"]) == (mode, False, True)
-
-
-def test_writers_of_an_online_shared_run_have_a_sidecar_for_interrupted_uploads(fake_wandb: FakeWandb) -> None:
-    opened(SECOND, "shared", {"mode": "online"})
-    record = json.loads((Path(fake_wandb.runs[0].dir).parent / SIDECAR_NAME).read_text())
-    assert (record["shared"], record["label"], record["primary"]) == (True, "rank-1", False)
-
-
-@pytest.mark.parametrize(("mode", "wandb_mode"), [("auto", "online"), ("new", "online"), ("shared", "disabled")])
-def test_other_runs_have_no_sidecar(fake_wandb: FakeWandb, mode: str, wandb_mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "wandb_mode", "expected"),
+    [
+        ("auto", "offline", (False, None, True)),
+        ("new", "offline", (False, None, True)),
+        ("shared", "online", (True, "rank-0", True)),  # for interrupted uploads
+        ("auto", "online", None),
+        ("shared", "disabled", None),
+    ],
+)
+def test_runs_on_disk_and_shared_runs_have_a_sidecar(
+    fake_wandb: FakeWandb, mode: str, wandb_mode: str, expected: tuple[Any, ...] | None
+) -> None:
     opened(FIRST, mode, {"mode": wandb_mode})
-    assert not list(fake_wandb.directory.rglob("*dist-wandb.json*"))
+    found = [json.loads(path.read_text()) for path in fake_wandb.directory.rglob(SIDECAR_NAME)]
+    assert [(record["shared"], record["label"], record["primary"]) for record in found] == [expected] * bool(expected)
 
 
 @pytest.mark.parametrize("name", ["resume_from", "fork_from"])
@@ -368,3 +311,26 @@ def test_each_run_of_new_is_rewound_or_forked_from_its_own(fake_wandb: FakeWandb
     for topology in (FIRST, SECOND):
         opened(topology, "new", {name: "old?_step=4"})
     assert [arguments[name] for arguments in fake_wandb.arguments] == ["old-rank-0?_step=4", "old-rank-1?_step=4"]
+
+
+@pytest.mark.parametrize("mode", ["new", "shared"])
+def test_a_name_from_the_environment_gets_its_suffix_too(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("WANDB_NAME", "base")
+    node = Topology(2, 0, 1, 4, 2, 2)
+    open_run(plan_run(node, mode, "worker", "exp"), node, {})
+    assert fake_wandb.arguments[0]["name"] == ("base-worker-1" if mode == "shared" else "base-worker-1-rank-0")
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_the_users_arguments_are_not_changed(fake_wandb: FakeWandb, mode: str) -> None:
+    arguments: dict[str, Any] = {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
+    opened(FIRST, mode, arguments)
+    assert arguments == {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
+    assert fake_wandb.arguments[0]["config"] is arguments["config"]
+
+
+def test_the_users_own_reinit_takes_precedence(fake_wandb: FakeWandb) -> None:
+    open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {"reinit": "return_previous"}, create_new=True)
+    assert fake_wandb.arguments == [{"reinit": "return_previous"}]

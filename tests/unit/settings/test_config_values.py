@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dist_wandb.session.config.comparison import differs_by_rank
 from dist_wandb.settings.config_values import given_values, is_plain
 
 
@@ -56,15 +55,3 @@ def test_values_that_wandb_may_refuse_are_not_plain(value: object) -> None:
 def test_an_integer_too_long_to_print_is_not_plain() -> None:
     assert is_plain(2**9_999)
     assert not is_plain(2**10_000)
-
-
-@pytest.mark.parametrize(
-    "name", ["rank", "local-rank", "GPU", "ddp.local_rank", "cluster/host", "_pid_", "a.b-c/Device"]
-)
-def test_names_of_values_that_differ_by_rank_are_recognised(name: str) -> None:
-    assert differs_by_rank(name)
-
-
-@pytest.mark.parametrize("name", ["gpus", "lora_rank", "rank.size", "hosts", "lr", ""])
-def test_other_names_do_not_differ_by_rank(name: str) -> None:
-    assert not differs_by_rank(name)

@@ -118,12 +118,6 @@ def test_a_primary_that_is_not_a_rank_of_the_job_is_refused(primary: int) -> Non
         topologies(4, primary)
 
 
-def test_the_last_rank_leads_its_node_too() -> None:
-    nodes = [Topology(rank, rank % 2, rank // 2, 4, 2, 2).led_by(-1) for rank in range(4)]
-    opened = [rank.global_rank for rank in nodes if plan_run(rank, "auto", "worker", "exp").opens_run]
-    assert opened == [1, 3]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -151,11 +145,6 @@ def test_invalid_ranks_are_refused(arguments: dict[str, Any], message: str) -> N
 def test_a_dimension_name_needs_a_mesh() -> None:
     with pytest.raises(ConfigurationError, match=r"unit=mesh\['dp'\]"):
         _ = Options(unit="dp").unit_ranks
-
-
-def test_published_options_equal_the_given_ones() -> None:
-    assert Options(unit=[3, 1, 1]).unit == (1, 3)
-    assert Options(unit=list(Options(unit=range(2)).unit_ranks or ())) == Options(unit=(0, 1))
 
 
 def test_only_writers_of_the_unit_are_counted() -> None:

@@ -7,7 +7,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,6 @@ def unit_of(rank: Topology, scope: str) -> int | None:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_has_every_mode_and_scope_for_seven_layouts() -> None:
-    cases = {(case["layout"], case["run_mode"], case["rank_scope"]) for case in MODES}
-    names = {layout for layout, _, _ in cases}
-    assert len(names) == 7
-    assert cases == set(product(names, RUN_MODES, RANK_SCOPES))
-
-
 @pytest.mark.parametrize("case", MODES, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
 def test_every_rank_acts_as_in_the_table(case: dict[str, Any]) -> None:
     planned = plan_all(case["ranks_per_node"], case["run_mode"], case["rank_scope"])
@@ -78,43 +70,6 @@ def test_every_rank_acts_as_in_the_table(case: dict[str, Any]) -> None:
 
 
 # --- invariants for any layout ----------------------------------------------------------------------------------------
-
-
-def opening(layout: list[int], mode: str, scope: str, base_id: str, group: str | None) -> list[RunPlan]:
-    """Return the plans of the ranks that open a run."""
-    return [plan for _, plan in plan_all(layout, mode, scope, base_id, group) if plan.opens_run]
-
-
-@given(layouts, modes, scopes, ids, groups)
-def test_every_run_has_exactly_one_primary(
-    layout: list[int], mode: str, scope: str, base_id: str, group: str | None
-) -> None:
-    opened = opening(layout, mode, scope, base_id, group)
-    primaries = Counter(plan.run_id for plan in opened if plan.primary)
-    assert primaries == Counter({plan.run_id for plan in opened})
-
-
-@given(layouts, modes, scopes, ids, groups)
-def test_a_run_of_several_ranks_is_shared_and_its_labels_are_unique(
-    layout: list[int], mode: str, scope: str, base_id: str, group: str | None
-) -> None:
-    opened = opening(layout, mode, scope, base_id, group)
-    writers = Counter(plan.run_id for plan in opened)
-    labels = {(plan.run_id, plan.label) for plan in opened}
-    assert all(plan.shared and plan.label for plan in opened if writers[plan.run_id] > 1)
-    assert len(labels) == len(opened)
-    assert all(plan.label is None for plan in opened if not plan.shared)
-
-
-@given(several_ranks, modes, scopes, ids, groups)
-def test_the_numbers_of_runs_and_groups_match_the_table(
-    layout: list[int], mode: str, scope: str, base_id: str, group: str | None
-) -> None:
-    opened = opening(layout, mode, scope, base_id, group)
-    units = len(layout) if scope == "worker" else 1
-    assert len({plan.run_id for plan in opened}) == (sum(layout) if mode == "new" else units)
-    expected_groups = units if mode == "new" else int(group is not None)
-    assert len({plan.group for plan in opened if plan.group}) == expected_groups
 
 
 @given(layouts, modes, scopes)
@@ -134,35 +89,10 @@ def test_a_world_of_one_is_always_one_ordinary_run(
     assert (plan.shared, plan.label, plan.name_suffix, plan.own_directory) == (False, None, "", False)
 
 
-@given(st.integers(1, 8), modes, ids, groups)
-def test_both_scopes_are_the_same_on_one_node(size: int, mode: str, base_id: str, group: str | None) -> None:
-    for rank in ranks([size]):
-        both = [plan_run(rank, mode, scope, base_id, group=group) for scope in RANK_SCOPES]
-        differences = [name for name in vars(both[0]) if getattr(both[0], name) != getattr(both[1], name)]
-        assert differences == ["rank_scope"]
-
-
-@given(several_ranks, modes, scopes)
-def test_ranks_have_separate_directories_if_several_ranks_of_a_node_write(
-    layout: list[int], mode: str, scope: str
-) -> None:
-    planned = plan_all(layout, mode, scope)
-    assert {plan.own_directory for _, plan in planned} == {mode != "auto"}
-    writers = Counter(rank.node_rank for rank, plan in planned if plan.opens_run)
-    assert mode != "auto" or max(writers.values()) == 1
-
-
 @given(several_ranks, modes, scopes)
 def test_several_runs_have_different_names(layout: list[int], mode: str, scope: str) -> None:
     opened = [plan for _, plan in plan_all(layout, mode, scope) if plan.opens_run]
     assert len({plan.name_suffix for plan in opened}) == len({plan.run_id for plan in opened})
-
-
-@given(several_ranks, modes, scopes, ids)
-def test_all_names_are_derived_from_the_base_id(layout: list[int], mode: str, scope: str, base_id: str) -> None:
-    for _, plan in plan_all(layout, mode, scope, base_id):
-        for name in (plan.run_id, plan.group):
-            assert name is None or name == base_id or name.startswith(f"{base_id}-")
 
 
 # --- groups and ids ---------------------------------------------------------------------------------------------------
@@ -198,10 +128,6 @@ def test_a_rank_without_a_run_knows_the_run_of_its_unit(mode: str, scope: str, e
     assert [unit_run_id(plan) for _, plan in plan_all([2, 2], mode, scope)] == expected
 
 
-def test_the_run_of_the_unit_is_unknown_without_a_base_id() -> None:
-    assert unit_run_id(plan_run(Topology(1, 1, 0, 2, 2, 1), "auto", "global", None)) is None
-
-
 # --- required information ---------------------------------------------------------------------------------------------
 
 
@@ -219,11 +145,6 @@ def test_a_plan_without_the_base_id_it_needs_is_refused(rank: int, mode: str, sc
     message = f"run_mode='{mode}' makes the run id of rank {rank} from a base id, but none was given"
     with pytest.raises(ConfigurationError, match=message):
         plan_run(list(ranks([2, 2]))[rank], mode, scope, None)
-
-
-@pytest.mark.parametrize(("rank", "scope"), [(1, "global"), (1, "worker"), (3, "worker")])
-def test_a_rank_that_opens_no_run_needs_no_base_id(rank: int, scope: str) -> None:
-    assert not plan_run(list(ranks([2, 2]))[rank], "auto", scope, None).opens_run
 
 
 @pytest.mark.parametrize("mode", RUN_MODES)
@@ -260,14 +181,6 @@ def test_an_unknown_mode_is_refused_with_the_allowed_ones(given_mode: Any, neare
     with pytest.raises(ConfigurationError) as refused:
         plan_run(Topology.single(), given_mode, "global", "exp")
     expected = f"run_mode={given_mode!r} is unknown. Allowed: 'auto', 'shared', 'new'."
-    assert str(refused.value) == expected + (f" Did you mean {nearest!r}?" if nearest else "")
-
-
-@pytest.mark.parametrize(("given_scope", "nearest"), [("workers", "worker"), ("Global", "global"), ("node", None)])
-def test_an_unknown_scope_is_refused_with_the_allowed_ones(given_scope: str, nearest: str | None) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        plan_run(Topology.single(), "auto", given_scope, "exp")
-    expected = f"rank_scope={given_scope!r} is unknown. Allowed: 'global', 'worker'."
     assert str(refused.value) == expected + (f" Did you mean {nearest!r}?" if nearest else "")
 
 

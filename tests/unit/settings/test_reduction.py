@@ -7,27 +7,12 @@ import pytest
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.settings.reduction import (
-    REDUCTIONS,
     check_patterns,
     check_per_rank,
     check_reduce,
     plain_patterns,
-    plain_reduce,
     reduction_of,
 )
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_one_reduction_applies_to_all_names(reduction: str) -> None:
-    assert check_reduce(reduction) == {"*": reduction}
-
-
-def test_the_reductions_are_the_documented_ones() -> None:
-    assert REDUCTIONS == ("mean", "sum", "min", "max", "first", "nanmean", "nansum")
-
-
-def test_none_disables_the_reduction() -> None:
-    assert check_reduce(None) is None
 
 
 def test_auto_is_not_a_reduction_of_a_single_name() -> None:
@@ -53,13 +38,6 @@ def test_a_mapping_keeps_the_order_of_its_patterns() -> None:
     checked = check_reduce(MappingProxyType(patterns))
     assert checked is not None
     assert list(checked.items()) == list(patterns.items())
-
-
-def test_a_mapping_is_copied() -> None:
-    patterns = {"tokens": "sum"}
-    checked = check_reduce(patterns)
-    patterns["loss"] = "mean"
-    assert checked == {"tokens": "sum"}
 
 
 @pytest.mark.parametrize(
@@ -106,19 +84,6 @@ def test_per_rank_leaves_out_values_that_are_equal_by_nature_unless_requested(
     assert names.has("loss", is_number=True) is names.has("loss", is_number=False) is loss
     assert names.has("epoch", is_number=True) is epoch
     assert names.has("epoch", is_number=False) is (epoch or per_rank == "auto")
-
-
-@pytest.mark.parametrize(
-    ("given", "plain"),
-    [
-        *(("auto", "auto"), ("sum", "sum"), (None, None)),
-        (MappingProxyType({"loss": "max", "*": "mean"}), {"loss": "max", "*": "mean"}),
-    ],
-)
-def test_a_reduction_is_stored_in_plain_types(given: object, plain: object) -> None:
-    found = plain_reduce(given)
-    assert found == plain
-    assert type(found) in (str, dict, type(None))
 
 
 @pytest.mark.parametrize("given", [True, False, "loss/*", ["a", "b"], ("a", "b")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 from pathlib import Path
@@ -114,16 +113,3 @@ def test_a_file_without_the_runs_end_is_reported(log: Any, tmp_path: Path, befor
             file, b"\xd2\x01\x82\x10" + bytes(2050)
         )  # what wandb found out about the machine, a moment later
         assert unwritten(path, 0.1) == {}
-
-
-def test_a_log_with_any_content_is_tolerated(log: Any, tmp_path: Path) -> None:
-    path = log("[" * 200_000, '{"level":"ERROR","msg":["filestream: fatal error"],"error":{}}', error("runfiles: no"))
-    assert untaken(path) == {"files": "no"}
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "endless").symlink_to("/dev/zero")
-    assert untaken(tmp_path / "pipe") == untaken(tmp_path / "endless") == {}
-
-
-def test_the_length_of_a_reason_is_limited(log: Any) -> None:
-    (reason,) = untaken(log(error("runfiles: " + "x" * 100_000))).values()
-    assert len(reason) == 2000

@@ -28,13 +28,6 @@ def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:
     assert find_runs(tmp_path) == [second, tenth, online]
 
 
-def test_only_run_files_in_run_directories_count(tmp_path: Path) -> None:
-    touch(tmp_path / "elsewhere/run-a.wandb")
-    touch(tmp_path / "offline-run-1-a/run-a.wandb.synced")
-    touch(tmp_path / "offline-run-1-a/notes.wandb")
-    assert find_runs(tmp_path) == []
-
-
 def test_links_below_the_directory_are_not_followed(tmp_path: Path) -> None:
     run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
     (tmp_path / "latest-run").symlink_to(run.parent.name)

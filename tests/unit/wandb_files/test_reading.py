@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offline_runs import sidecar_record
-from record_files import content_of, header, of_json
+from record_files import content_of, of_json
 from stored import find_runs
-from strangers import OBSTACLES
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.reading import largest_step, read_files, read_history, read_run
-from dist_wandb.wandb_files.record_file import field_of
 from dist_wandb.wandb_files.sidecar import read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
 
@@ -80,17 +77,6 @@ def test_a_run_is_read_completely(write_run: WriteRun) -> None:
     assert run.metrics["acc"].count == 1
 
 
-@pytest.mark.parametrize(
-    ("records", "state", "exit_code"),
-    [([], "unfinished", None), ([ended(3)], "failed", 3), ([{"type": "exit", "exit": {}}], "finished", 0)],
-)
-def test_the_state_is_that_of_the_exit_record(
-    write_run: WriteRun, records: list[dict[str, Any]], state: str, exit_code: int | None
-) -> None:
-    run = read_run(write_run(HEADER, RUN, *records))
-    assert (run.state, run.exit_code) == (state, exit_code)
-
-
 def test_the_last_run_record_and_all_config_records_hold(write_run: WriteRun) -> None:
     first = {"type": "run", "run": {"run_id": "abc", "config": {"update": {"lr": 0.1, "net": {"a": 1}, "_wandb": {}}}}}
     config = {"type": "config", "config": {"update": {"net": {"b": 2}}}}
@@ -98,29 +84,6 @@ def test_the_last_run_record_and_all_config_records_hold(write_run: WriteRun) ->
     run = read_run(write_run(HEADER, first, config, renamed))
     assert (run.name, run.job_type, run.tags) == ("new", "eval", ("x",))
     assert run.config == {"lr": 0.1, "net": {"b": 2}}
-
-
-class Costly(str):
-    """A name that counts its comparisons."""
-
-    compared = 0
-    __slots__ = ()
-
-    def startswith(self, *given: Any) -> bool:
-        Costly.compared += len(given[0]) if isinstance(given[0], tuple) else 1
-        return super().startswith(*given)
-
-
-def test_many_images_in_a_row_are_recognised_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each name was once compared with each image: 8,000 of each took 2 s per row."""
-    monkeypatch.setattr(Costly, "compared", 0)
-    row: dict[str, Any] = {Costly(f"k{number}._type"): "x" for number in range(2000)}
-    row |= {Costly(f"k{number}.width"): 1 for number in range(2000)}
-    row |= {Costly(f"m{number}"): 1.0 for number in range(2000)}
-    contents = reading.Contents()
-    contents.add(("history", row))
-    assert len(contents.metrics) == 2000
-    assert Costly.compared < 10 * len(row)
 
 
 @given(st.dictionaries(st.text("ab._", max_size=4) | st.just("a._type"), st.integers() | st.text(max_size=2)))
@@ -152,16 +115,6 @@ def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, mon
     run = read_run(write_run(RUN, *({"type": "config", "config": {"update": update}} for update in updates)))
     assert (sorted(run.config), run.config["a"]) == (["a", "b", "d"], 1)
     assert run.problems == ("1 values of its config are left out because it is too large",)
-
-
-def test_values_of_unexpected_types_are_ignored(tmp_path: Path) -> None:
-    numbers = b"".join(bytes([*tag, 7]) for tag in ([8], [24], [32], [64], [80], [136, 1]))  # of id, project, config...
-    path = tmp_path / "run-abc.wandb"
-    odd = field_of(17, numbers + field_of(6, b"g")), field_of(5, b"\x08\x07"), field_of(18, field_of(1, b"x"))
-    path.write_bytes(content_of([header(), *odd]))
-    run = read_run(path)
-    assert (run.run_id, run.name, run.project, run.group, run.tags, run.config) == ("abc", None, None, "g", (), {})
-    assert (run.started, run.exit_code, run.problems) == (None, 0, ())
 
 
 def test_a_file_with_too_many_values_is_refused(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,17 +151,6 @@ def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
     }
     run = read_run(write_run(RUN, history(**row)))
     assert list(run.metrics) == ["image_count", "kind._type", "loss"]
-
-
-def test_values_that_are_not_finite_are_counted_and_left_out_of_the_trend(write_run: WriteRun) -> None:
-    rows = [history(x=value, nan="NaN") for value in (1.0, "NaN", "Infinity", 3.0, "-Infinity", 10**400)]
-    metrics = read_run(write_run(RUN, *rows)).metrics
-    x = metrics["x"]
-    assert (x.count, x.not_finite, x.last, x.smallest, x.largest) == (6, 4, math.inf, -math.inf, math.inf)
-    assert [value for value in x.trend if math.isfinite(value)] == [1.0, 3.0]
-    nan = metrics["nan"]
-    assert (nan.count, nan.not_finite) == (6, 6)
-    assert all(math.isnan(value) for value in (nan.last, nan.smallest, nan.largest, *nan.trend))
 
 
 def test_large_integers_are_floats(write_run: WriteRun) -> None:
@@ -267,15 +209,6 @@ def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
 # --- read_files, read_history -----------------------------------------------------------------------------------------
 
 
-def test_several_runs_keep_their_order_and_errors_do_not_stop_the_others(write_run: WriteRun) -> None:
-    paths = [write_run(RUN, history(a=number), run_id=f"r{number}") for number in range(6)]
-    broken = touch(write_run(run_id="broken").with_name("run-none.wandb"))
-    runs, errors = read_files([*paths[:3], broken, *paths[3:]])
-    assert [run.path for run in runs] == paths
-    assert list(errors) == [broken]
-    assert "is empty" in str(errors[broken])
-
-
 def test_any_failure_affects_only_its_file(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     hurt, healthy = write_run(RUN, run_id="hurt"), write_run(RUN, run_id="healthy")
 
@@ -306,37 +239,7 @@ def test_the_largest_step_of_a_file_is_an_exact_integer(write_run: WriteRun) -> 
     assert largest_step(path, "missing") is None
 
 
-def test_history_of_a_run_without_rows_is_empty(write_run: WriteRun) -> None:
-    assert read_history(write_run(RUN, ended())) == []
-
-
 # --- read_sidecar -----------------------------------------------------------------------------------------------------
-
-
-def test_a_sidecar_is_read_with_the_run(write_run: WriteRun) -> None:
-    path = write_run(RUN, ended())
-    (path.parent / "dist-wandb.json").write_text(json.dumps({**SIDECAR, "added_later": 1}))
-    run = read_run(path)
-    assert run.sidecar is not None
-    assert (run.label, run.sidecar.primary, run.sidecar.run_mode, run.sidecar.global_rank) == (
-        "rank-1",
-        False,
-        "shared",
-        1,
-    )
-    assert run.problems == ()
-
-
-def test_without_a_sidecar_the_run_is_an_ordinary_one(tmp_path: Path) -> None:
-    assert read_sidecar(Directory.at(tmp_path)) is None
-
-
-def test_unknown_facts_of_the_rank_may_be_null(tmp_path: Path) -> None:
-    unknown = dict.fromkeys(("run_id", "base_id", "group", "label", "local_rank", "node_rank", "num_nodes"))
-    (tmp_path / "dist-wandb.json").write_text(json.dumps(SIDECAR | unknown))
-    sidecar = read_sidecar(Directory.at(tmp_path))
-    assert sidecar is not None
-    assert (sidecar.label, sidecar.node_rank, sidecar.world_size) == (None, None, 2)
 
 
 @pytest.mark.parametrize(
@@ -375,15 +278,3 @@ def test_a_malformed_sidecar_is_a_problem_of_a_run_that_is_still_shown(
     assert reason in str(caught.value)
     run = read_run(path)
     assert (run.rows, run.label, run.problems) == (1, None, (str(caught.value),))
-
-
-@pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_obstacles_in_place_of_a_sidecar_neither_block_nor_are_followed(write_run: WriteRun, obstacle: str) -> None:
-    path = write_run(RUN, history(a=1))
-    OBSTACLES[obstacle](path.parent / "dist-wandb.json")
-    begun = time.monotonic()
-    run = read_run(path)
-    assert (run.rows, run.sidecar) == (1, None)
-    (problem,) = run.problems
-    assert problem.startswith(f"{path.parent / 'dist-wandb.json'}")
-    assert time.monotonic() - begun < 10

@@ -68,12 +68,6 @@ def test_the_end_is_the_last_record_of_a_copy(tmp_path: Path) -> None:
     assert copied(tmp_path, framed([before, end, after])) == framed([before, after, end])
 
 
-def test_leaving_out_too_many_lines_leaves_none(tmp_path: Path) -> None:
-    assert copied(tmp_path, framed([record(HISTORY, b"row"), record(EXIT, b"")]), Lines(9, 9, 9)) == framed(
-        [record(EXIT, b"")]
-    )
-
-
 @pytest.mark.parametrize("lost", [1, 3, 6, 7, 8, 30])
 def test_an_incomplete_record_is_left_out(tmp_path: Path, lost: int) -> None:
     records = [record(HISTORY, b"a row of some length, number %d" % number) for number in range(3)]
@@ -94,23 +88,10 @@ def test_reading_continues_with_the_block_after_damage(tmp_path: Path) -> None:
     )
 
 
-def test_a_record_with_a_damaged_block_among_several_is_left_out(tmp_path: Path) -> None:
-    records = [record(HISTORY, b"first"), record(HISTORY, bytes(3 * BLOCK)), record(HISTORY, b"last")]
-    content = bytearray(framed(records))
-    content[BLOCK + 50] ^= 0xFF
-    assert copied(tmp_path, bytes(content)) == framed([records[0], records[2]])
-
-
 @pytest.mark.parametrize("content", [b"", b":W&B", b"something else"])
 def test_a_file_that_is_not_a_record_file_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ReadError, match=r"does not start like a \.wandb file"):
         copied(tmp_path, content)
-
-
-def test_lines_can_be_added_and_no_lines_are_false() -> None:
-    assert Lines(1, 2, 3) + Lines(10, 20, 30) == Lines(11, 22, 33)
-    assert not Lines()
-    assert Lines(console=1)
 
 
 # --- what no wandb writes ---------------------------------------------------------------------------------------------

@@ -95,53 +95,13 @@ def of_items(*items: bytes) -> bytes:
     return field_of(2, b"".join(items))
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_each_number_equals_that_of_the_reader(tmp_path: Path, number: float) -> None:
-    rows = both_ways(file_of(tmp_path, [row(0, {"x": number}), row(1, {"x": number})]))
-    assert [set(found) for found in rows] == [{"loss", "global_step", "_step", "x"}] * 2
-
-
-def test_each_notation_of_a_number(tmp_path: Path) -> None:
-    records = [row(step, {"x": text}) for step, text in enumerate([*JSON, *JSON])]
-    assert [found["x"] for found in both_ways(file_of(tmp_path, records))[: len(JSON)]] == [
-        *("5", "100000", "0.1", "Infinity", "-Infinity", "0", "1795477853.6973689", "2000000000", "7", "12345678")
-    ]
-
-
-ODD = [
-    b"",
-    b"  ",
-    b"1 2",
-    b"nan",
-    b"-NaN",
-    b"+1",
-    b".5",
-    b"1e",
-    b"0x1",
-    b"1_0",
-    b"-",
-    b"1.5.2",
-    b"tru",
-    b'"\x01"',
-    b"[1,]",
-]
+ODD = [b"", b"  ", b"1 2", b'"\x01"', *b"nan -NaN +1 .5 1e 0x1 1_0 - 1.5.2 tru [1,]".split()]
 INSIDE = [b"NaN", b"-Infinity", b"9223372036854775808", b"-9223372036854775809", b"1e400", b"5.0", b"1e20", b"2e+09"]
 SURROGATES = [b'"\\ud800"', b'"\\ud83d\\ude00 \\ud800x"', b'{"\\ud800": "\\udfff"}']
 
 
 def item(name: bytes, value: bytes) -> bytes:
     return field_of(1, field_of(1, name) + field_of(16, value))
-
-
-def test_values_that_wandb_does_not_write_equal_those_of_the_reader(tmp_path: Path) -> None:
-    values = [
-        *ODD,
-        *SURROGATES,
-        *(b"[%s]" % one for one in INSIDE),
-        *(b'{"a": [%s, 0.5]}' % one for one in INSIDE),
-    ]
-    rows = [of_items(item(b"x", value), item(b"y", b"1")) for value in values]
-    assert len(both_ways(file_of(tmp_path, rows))) == len(values)
 
 
 def test_no_item_hides_another_one(tmp_path: Path) -> None:
@@ -158,6 +118,7 @@ def test_random_rows_equal_those_of_the_reader(tmp_path: Path) -> None:
     chance = random.Random(11)
     names = [b"a", b"b", b"\x12", b"\x12\x01", b"\n\x01a", b"a\x12\x05", b"n" * 130, "é".encode(), b""]
     values = [*ODD, *SURROGATES, *INSIDE, *JSON, b'"text"', b"1", b"0.5", b"true"]
+    values += [whole % one for one in INSIDE for whole in (b"[%s]", b'{"a": [%s, 0.5]}')]
     rows = []
     for _ in range(3000):
         items = [item(chance.choice(names), chance.choice(values)) for _ in range(chance.randint(0, 5))]

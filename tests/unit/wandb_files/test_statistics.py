@@ -36,11 +36,6 @@ def test_a_trend_of_the_largest_floats_does_not_overflow() -> None:
     assert trend_of([1.7e308] * 4 * TREND_LENGTH) == pytest.approx([1.7e308] * TREND_LENGTH)
 
 
-def test_numbers_without_a_fraction_are_integers_as_in_a_file() -> None:
-    found = history_of([1e30, 2.0, -3.0, 2.5, 7.0])
-    assert [repr(value) for value in (found.last, found.smallest, found.largest)] == ["7", "-3", "1e+30"]
-
-
 def test_the_values_of_metrics_that_name_ranks_are_counted() -> None:
     values = [3, 1, 3.0, math.nan, 3, *range(10_000)]
     found = history_of(values, counted=True)

@@ -38,12 +38,6 @@ def test_no_rank_is_named_if_all_are_alike(ranks: int) -> None:
         assert not found.stands_out
 
 
-def test_a_difference_of_one_percent_does_not_stand_out() -> None:
-    found = blame_of(4, 2, 5000, 1, factor=1.04).slowest(4)
-    assert found is not None
-    assert not found.stands_out
-
-
 def heat(blame: Blame, world: int | None) -> HeatMap:
     found = blame.heat_map(world)
     assert found is not None

@@ -82,12 +82,6 @@ def test_the_policy_names_the_scripts_and_allows_no_connection() -> None:
     assert not {"connect-src", "frame-src", "font-src", "object-src"} & rules.keys()
 
 
-def test_inserted_text_is_not_searched_again() -> None:
-    text = page_of(replace(REPORT, directories=["%DATA%%SCRIPT%"]), "var a = '%SCRIPT%';").decode()
-    assert len(elements(text, "script")) == 3
-    assert elements(text, "script")[1] == "var a = '%SCRIPT%';"
-
-
 def test_a_page_that_would_be_too_large_has_fewer_points_but_the_spikes(monkeypatch: pytest.MonkeyPatch) -> None:
     ys = [float(step % 7) for step in range(50_000)]
     ys[12_345], ys[23_456] = 99.0, -99.0
@@ -141,6 +135,7 @@ def test_the_script_of_plotly_has_no_character_that_changes_its_hash() -> None:
     assert not re.search(r"</script|<!--", script, re.IGNORECASE)
 
 
-@pytest.mark.parametrize("text", ["a</script>b", "a</SCRIPT >b", "a<!--b", "</Style>"])
-def test_a_script_cannot_end_its_element(text: str) -> None:
-    assert not re.search(r"</script|</style|<!--", page._as_element_text(text), re.IGNORECASE)
+def test_inserted_text_is_not_searched_again() -> None:
+    text = page_of(replace(REPORT, directories=["%DATA%%SCRIPT%"]), "var a = '%SCRIPT%';").decode()
+    assert len(elements(text, "script")) == 3
+    assert elements(text, "script")[1] == "var a = '%SCRIPT%';"

@@ -55,50 +55,8 @@ def test_an_axis_that_is_not_finite_keeps_its_last_position() -> None:
     assert points(found, "a") == [(1, 3.0)]
 
 
-def test_media_are_collected() -> None:
-    row = {"_step": 8, "table._type": "table-file", "table.path": "t.json", "table.nrows": 3, "n": 1}
-    found = rows_of(row, axis=None)
-    assert set(found.curves) == {"n"}
-    assert list(found.media.names["table"]) == [(8.0, {"_type": "table-file", "path": "t.json", "nrows": 3})]
-
-
-def test_degraded_rows_form_spans() -> None:
-    missing = {3: 1, 4: 2, 8: 1}
-    found = rows_of(
-        *({"global_step": step, "dist_wandb/degraded": missing.get(step, 0), "a": 1.0} for step in range(10))
-    )
-    progress = found.progress
-    assert (progress.rows, progress.degraded, progress.most, progress.spans) == (10, 3, 2, [(3, 4), (8, 8)])
-
-
-def test_only_wanted_metrics_are_kept() -> None:
-    found = rows_of({"_step": 0, "val/a": 1, "train/a": 2}, metrics=("val/*",), axis=None)
-    assert set(found.curves) == {"val/a"}
-    assert not found.left_out
-
-
 def test_names_beyond_the_limit_are_only_counted() -> None:
     row = {f"m{number}": 1.0 for number in range(3 * files.MOST_NAMES)}
     found = rows_of({**row, "x" * 300: 1.0}, axis=None)
     assert len(found.curves) == files.MOST_NAMES
     assert len(found.left_out) == 2 * files.MOST_NAMES + 1
-
-
-def test_rows_of_timings_that_name_no_rank_count() -> None:
-    named = {"time/straggler_rank": 2, "time/straggler_excess": 0.25}
-    items = ({"global_step": step, "time/busy": 1.0, **(named if step >= 30 else {})} for step in range(40))
-    (blame,) = rows_of(*items).blames.values()
-    found = blame.slowest(4)
-    assert found is not None
-    assert (found.name, found.rank, found.share, found.stands_out) == ("time/straggler_rank", 2, 0.25, True)
-
-
-def test_rows_name_the_slowest_rank() -> None:
-    spread = {"time/step": 1.0, "time/step/max": 1.5, "time/step/argmax_rank": 3}
-    straggler = {"time/straggler_rank": 2, "time/straggler_excess": 0.25}
-    found = rows_of(*({"global_step": step, **spread, **straggler} for step in range(10)))
-    slowest = {blame.name: blame.slowest(4) for blame in found.blames.values()}
-    assert {name: (one.rank, one.excess, one.relative) for name, one in slowest.items() if one} == {
-        "time/step": (3, 0.5, 0.5),
-        "time/straggler_rank": (2, 0.25, 0.25),
-    }

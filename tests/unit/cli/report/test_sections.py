@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ from record_files import end, header, row, run, write_run
 from report_runs import definition, history, png, reduced_run, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report.building import build
-from dist_wandb.cli.report.files import ConsoleTail, Rows
+from dist_wandb.cli.report.files import ConsoleTail
 from dist_wandb.cli.report.page import Chart, Run, plain
-from dist_wandb.cli.report.thinning import Budget
-from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
@@ -175,16 +172,6 @@ def test_no_image_outside_the_run_directory_is_shown(tmp_path: Path, path: str) 
     assert len(found.notes) == 1
 
 
-@pytest.mark.parametrize("step", [math.inf, math.nan])
-def test_an_image_without_a_position_is_shown_at_its_row(step: float) -> None:
-    rows = Rows(Budget(1000))
-    rows.add({"_step": 0, "loss": 1.0})
-    rows.add({"_step": step, "loss": 2.0, "img._type": "image-file", "img.path": "a.png"})
-    assert {name: list(logged) for name, logged in rows.media.names.items()} == {
-        "img": [(1.0, {"_type": "image-file", "path": "a.png"})]
-    }
-
-
 @pytest.mark.parametrize(
     ("content", "note"),
     [
@@ -208,32 +195,6 @@ def test_an_invalid_table_is_reported(tmp_path: Path, content: str) -> None:
     directory = write_run(tmp_path, records=[header(), run(), history({"t": value, "_step": 0}), end()])
     (directory / "files" / "t.json").write_bytes(content.encode("latin-1"))
     assert one_run(tmp_path).notes == ["1 tables that are not in W&B's format"]
-
-
-def test_an_unreadable_file_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
-    write_run(tmp_path / "good")
-    (write_run(tmp_path / "empty", "empty") / "run-empty.wandb").write_bytes(b"")
-    found = build([tmp_path])
-    assert len(found.runs) == 1
-    assert len(found.unreadable) == 1
-    assert "run-empty.wandb" in found.unreadable[0]
-
-
-def test_a_file_that_was_cut_off_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
-    directory = write_run(tmp_path, records=[header(), run(), *map(row, range(1000)), end()])
-    path = directory / "run-exp.wandb"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    found = one_run(tmp_path)
-    assert found.state == "unfinished"
-    assert 100 < found.rows < 1000
-
-
-@pytest.mark.parametrize("what", ["nothing", "empty"])
-def test_an_error_is_raised_if_nothing_can_be_read(tmp_path: Path, what: str) -> None:
-    if what == "empty":
-        (write_run(tmp_path) / "run-exp.wandb").write_bytes(b"")
-    with pytest.raises(ReadError, match=r"No W&B run was found below|None of the runs"):
-        build([tmp_path])
 
 
 def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path) -> None:

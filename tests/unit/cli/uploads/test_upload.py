@@ -195,44 +195,6 @@ def test_any_error_of_an_upload_names_its_file(tmp_path: Path, wandb_sync: Path)
 # --- contents of the run's directory ----------------------------------------------------------------------------------
 
 
-def test_a_mark_in_the_directory_is_not_trusted(tmp_path: Path, wandb_sync: Path) -> None:
-    run = stored(tmp_path)
-    (run.path.parent / "run-exp.wandb.synced").touch()
-    plan = planned(run)
-    assert [(file.is_uploaded, file.rows_left) for file in plan.files] == [(False, 5)]
-    assert "was marked as uploaded" in plan.refusals[0]
-    assert planned(run, terms=TRUSTING).is_uploaded
-    outcome, _ = uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED)  # as with --force
-    assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
-
-
-@pytest.mark.parametrize("trust", [False, True])
-def test_the_mark_is_not_made_at_the_target_of_a_link(tmp_path: Path, wandb_sync: Path, trust: bool) -> None:
-    run = stored(tmp_path)
-    (run.path.parent / "run-exp.wandb.synced").symlink_to(tmp_path / "made")
-    uploaded(wandb_sync, planned(run, terms=Terms(trust=trust, again=True)), rows(5), CONFIRMED, *ENDED)
-    assert not (tmp_path / "made").exists()
-
-
-def test_an_endless_sync_state_file_is_refused(tmp_path: Path, wandb_sync: Path) -> None:
-    run = stored(tmp_path)
-    (run.path.parent / "run-exp.wandb.syncstate").symlink_to("/dev/zero")
-    with pytest.raises(UploadError, match=r"run-exp\.wandb\.syncstate is a symbolic link"):
-        uploaded(wandb_sync, planned(run), rows(5), CONFIRMED, *ENDED)
-
-
-def test_only_the_mark_is_written_into_the_directory(tmp_path: Path, wandb_sync: Path) -> None:
-    run = stored(tmp_path)
-    files = run.path.parent / "files"
-    (files / "media").mkdir(parents=True)
-    (files / "config.yaml").write_text("mine")
-    before = {path for path in tmp_path.rglob("*") if wandb_sync not in path.parents}
-    outcome, _ = uploaded(wandb_sync, planned(run), rows(5), CONFIRMED, *ENDED)
-    assert outcome.problem is None
-    after = {path for path in tmp_path.rglob("*") if wandb_sync not in path.parents}
-    assert after - before == {run.path.with_name("run-exp.wandb.synced")}
-
-
 @pytest.mark.parametrize("what", ["file", "directory"])
 def test_a_run_of_another_user_is_refused_unless_trusted(
     tmp_path: Path, wandb_sync: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -249,27 +211,6 @@ def test_a_run_of_another_user_is_refused_unless_trusted(
     trusted = planned(run, terms=TRUSTING)
     assert trusted.dangers == ()
     assert uploaded(wandb_sync, trusted, rows(5), CONFIRMED, *ENDED)[0].problem is None
-
-
-def test_a_file_outside_of_a_run_directory_is_the_users_if_it_belongs_to_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = stored(tmp_path, "shared")
-    give_away(run.path.parent, monkeypatch)
-    assert planned(run).dangers == ()
-
-
-def test_links_among_the_files_are_refused_unless_trusted(tmp_path: Path, wandb_sync: Path) -> None:
-    run = stored(tmp_path)
-    (run.path.parent / "files").mkdir()
-    (run.path.parent / "files" / "notes.txt").symlink_to(tmp_path / "id_rsa")
-    (tmp_path / "id_rsa").write_text("secret")
-    plan = planned(run)
-    (danger,) = plan.dangers
-    assert "files/notes.txt is a symbolic link: its target is not uploaded unless you give --trust" in danger
-    with pytest.raises(UploadError, match="is a symbolic link"):
-        uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED)
-    assert planned(run, terms=TRUSTING).dangers == ()
 
 
 def test_entries_that_are_not_files_are_reported(tmp_path: Path) -> None:

@@ -22,15 +22,28 @@ from dist_wandb.runs.current_server import Destination
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import Lines
 
+SERVER = Destination("https://wandb.example", "https://wandb.example", "WANDB_BASE_URL")
 
-class Uploads:
-    """Stands in for `execution.upload`: the requested uploads, and their outcomes."""
 
-    def __init__(self) -> None:
-        self.of: list[str] = []
+class Sync:
+    """``dist-wandb sync`` on runs as if they had been read from disk, with a stand-in for `execution.upload`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.of: list[str] = []  # the requested uploads
         self.outcomes: dict[str, Outcome] = {}
+        self.server = SERVER
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+        monkeypatch.setattr(sync, "upload", self._upload)
+        monkeypatch.setattr(sync, "destination", lambda _: self.server)
 
-    def __call__(self, file: UploadFile, on_progress: Callable[[int], None], *_: Any) -> Outcome:
+    def __call__(self, *runs: StoredRun, options: str = "", errors: dict[Path, ReadError] | None = None) -> int:
+        self.monkeypatch.setattr(sync, "runs_below", lambda _, **__: (list(runs), list((errors or {}).items())))
+        return main(["sync", *options.split(), "somewhere"])
+
+    def out(self) -> str:
+        return self.capsys.readouterr().out
+
+    def _upload(self, file: UploadFile, on_progress: Callable[[int], None], *_: Any) -> Outcome:
         name = f"{file.run.run_id} {file.run.label or ''}".rstrip()
         self.of.append(name)
         on_progress(file.run.rows)
@@ -38,30 +51,14 @@ class Uploads:
 
 
 @pytest.fixture
-def uploads(monkeypatch: pytest.MonkeyPatch) -> Uploads:
-    stand_in = Uploads()
-    monkeypatch.setattr(sync, "upload", stand_in)
-    return stand_in
+def syncing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sync:
+    return Sync(monkeypatch, capsys)
 
 
-SERVER = Destination("https://wandb.example", "https://wandb.example", "WANDB_BASE_URL")
-
-
-def command(
-    monkeypatch: pytest.MonkeyPatch, runs: list[StoredRun], *options: str, errors: dict[Path, ReadError] | None = None
-) -> int:
-    """Return a function that runs ``dist-wandb sync`` on runs as if they had been read from disk."""
-    monkeypatch.setattr(sync, "runs_below", lambda _directories, **_: (runs, list((errors or {}).items())))
-    monkeypatch.setattr(sync, "destination", lambda _: SERVER)
-    return main(["sync", *options, "somewhere"])
-
-
-def test_the_command_prints_its_plan_and_executes_it(
-    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_its_plan_and_executes_it(tmp_path: Path, syncing: Sync) -> None:
     runs = [of_rank(tmp_path, 0), of_rank(tmp_path, 1)]
-    assert command(monkeypatch, runs, "--dry-run") == 0
-    assert uploads.of == []
+    assert syncing(*runs, options="--dry-run") == 0
+    assert syncing.of == []
     plan = [
         "● exp  nm",
         "  to upload · shared run of 2 files · 10 rows · project digits",
@@ -70,140 +67,115 @@ def test_the_command_prints_its_plan_and_executes_it(
     ]
     plan.append("to https://wandb.example (from WANDB_BASE_URL)")
     end = ["", "1 run: 1 to upload", "Nothing was uploaded: this was a dry run."]
-    assert capsys.readouterr().out.splitlines() == plan + end
-    assert command(monkeypatch, runs) == 0
-    assert uploads.of == ["exp rank-1", "exp rank-0"]
+    assert syncing.out().splitlines() == plan + end
+    assert syncing(*runs) == 0
+    assert syncing.of == ["exp rank-1", "exp rank-0"]
     done = [f"✓ exp rank-{rank}: 5 rows uploaded  https://server/exp" for rank in (1, 0)]
-    assert capsys.readouterr().out.splitlines() == [*plan, *done, "", "1 run: 1 uploaded"]
+    assert syncing.out().splitlines() == [*plan, *done, "", "1 run: 1 uploaded"]
 
 
-def test_refusals_are_reported_and_can_be_forced(
-    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(monkeypatch, [of_rank(tmp_path, 0)]) == 1
-    out = capsys.readouterr().out
+def test_refusals_are_reported_and_can_be_forced(tmp_path: Path, syncing: Sync) -> None:
+    assert syncing(of_rank(tmp_path, 0)) == 1
+    out = syncing.out()
     assert "  refused · shared run of 1 file" in out
     assert "! Of its 2 ranks, rank 1 is missing." in out
     assert out.endswith("1 run: 1 refused (--force uploads them anyway)\n")
-    assert uploads.of == []
-    assert command(monkeypatch, [of_rank(tmp_path, 0)], "--force") == 0
-    assert uploads.of == ["exp rank-0"]
+    assert syncing.of == []
+    assert syncing(of_rank(tmp_path, 0), options="--force") == 0
+    assert syncing.of == ["exp rank-0"]
 
 
-def test_uploaded_runs_are_not_uploaded_again_even_with_force(
-    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_uploaded_runs_are_not_uploaded_again_even_with_force(tmp_path: Path, syncing: Sync) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
-    assert command(monkeypatch, [run], "--force") == 0
-    assert uploads.of == []
-    assert "1 run: 1 uploaded before" in capsys.readouterr().out
+    assert syncing(run, options="--force") == 0
+    assert syncing.of == []
+    assert "1 run: 1 uploaded before" in syncing.out()
 
 
-@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--force", "--trust"]])
-def test_nothing_is_uploaded_to_a_server_that_may_not_have_the_key(
-    tmp_path: Path,
-    uploads: Uploads,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-) -> None:
-    monkeypatch.setitem(globals(), "SERVER", replace(SERVER, refusal="It is a stranger's."))
-    assert command(monkeypatch, [stored(tmp_path)], *options) == 1
-    assert uploads.of == []
-    out = capsys.readouterr().out
+@pytest.mark.parametrize("options", ["", "--dry-run", "--force --trust"])
+def test_nothing_is_uploaded_to_a_server_that_may_not_have_the_key(tmp_path: Path, syncing: Sync, options: str) -> None:
+    syncing.server = replace(SERVER, refusal="It is a stranger's.")
+    assert syncing(stored(tmp_path), options=options) == 1
+    assert syncing.of == []
+    out = syncing.out()
     assert "✗ It is a stranger's." in out
     assert "1 run: 1 not uploaded" in out
 
 
-def test_the_owner_is_shown(
-    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_owner_is_shown(tmp_path: Path, syncing: Sync) -> None:
     run = stored(tmp_path, entity="team")
     run.path.write_bytes(recorded("random", entity="team"))
-    assert command(monkeypatch, [run]) == 1
-    out = capsys.readouterr().out
+    assert syncing(run) == 1
+    out = syncing.out()
     assert "  refused · run · 5 rows · project team/digits" in out
     assert "its owner is 'team', which is not known to be yours. To upload it there, give --entity team" in out
     assert out.endswith("1 run: 1 refused (each line names the option that allows it)\n")
-    assert uploads.of == []
-    assert command(monkeypatch, [run], "--entity", "me", "--dry-run") == 0
-    assert "  to upload · run · 5 rows · project me/digits" in capsys.readouterr().out
+    assert syncing.of == []
+    assert syncing(run, options="--entity me --dry-run") == 0
+    assert "  to upload · run · 5 rows · project me/digits" in syncing.out()
 
 
 @pytest.mark.parametrize(("concerns_all", "tried"), [(True, ["a"]), (False, ["a", "b"])])
 def test_a_failure_that_affects_all_uploads_ends_them(
-    tmp_path: Path,
-    uploads: Uploads,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    concerns_all: bool,
-    tried: list[str],
+    tmp_path: Path, syncing: Sync, concerns_all: bool, tried: list[str]
 ) -> None:
-    uploads.outcomes["a"] = Outcome(Sent(Lines(2)), None, "no way there", concerns_all)
+    syncing.outcomes["a"] = Outcome(Sent(Lines(2)), None, "no way there", concerns_all)
     runs = [stored(tmp_path / name, run_id=name) for name in ("a", "b")]
-    assert command(monkeypatch, runs) == 1
-    assert uploads.of == tried
-    out = capsys.readouterr().out
+    assert syncing(*runs) == 1
+    assert syncing.of == tried
+    out = syncing.out()
     assert "✗ a failed, 2 of 5 rows are confirmed: no way there" in out
     assert f"2 runs: {'2 not uploaded' if concerns_all else '1 uploaded, 1 not uploaded'}" in out
 
 
-def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_uploaded(
-    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_uploaded(tmp_path: Path, syncing: Sync) -> None:
     errors = {tmp_path: ReadError("is empty")}
-    assert command(monkeypatch, [stored(tmp_path)], errors=errors) == 1
-    assert uploads.of == ["exp"]
-    assert "✗ not readable  is empty" in capsys.readouterr().out
+    assert syncing(stored(tmp_path), errors=errors) == 1
+    assert syncing.of == ["exp"]
+    assert "✗ not readable  is empty" in syncing.out()
 
 
-def test_an_interrupt_has_its_own_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_has_its_own_exit_code(tmp_path: Path, syncing: Sync) -> None:
     def interrupted(*_: Any) -> Outcome:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sync, "upload", interrupted)
-    assert command(monkeypatch, [stored(tmp_path)]) == 130
-    assert "continues after the rows" in capsys.readouterr().err
+    syncing.monkeypatch.setattr(sync, "upload", interrupted)
+    assert syncing(stored(tmp_path)) == 130
+    assert "continues after the rows" in syncing.capsys.readouterr().err
 
 
-def test_for_an_online_run_the_log_is_named_as_the_source(
-    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_for_an_online_run_the_log_is_named_as_the_source(tmp_path: Path, syncing: Sync) -> None:
     run = stored(tmp_path, "run-1-exp")
     (run.path.parent / "logs").mkdir()
     entries = [rows(5), CONFIRMED, *ENDED]
     (run.path.parent / "logs" / "debug-internal.log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
-    assert command(monkeypatch, [run], "--force") == 0
-    out = capsys.readouterr().out
+    assert syncing(run, options="--force") == 0
+    out = syncing.out()
     assert "1 uploaded while it was written, according to W&B's log beside it (--again uploads" in out
     assert "uploaded before" not in out
-    assert uploads.of == []
-    assert command(monkeypatch, [run], "--again") == 0
-    assert uploads.of == ["exp"]
+    assert syncing.of == []
+    assert syncing(run, options="--again") == 0
+    assert syncing.of == ["exp"]
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
-def test_a_signal_ends_an_upload_as_an_interrupt_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, code: int
-) -> None:
+def test_a_signal_ends_an_upload_as_an_interrupt_does(tmp_path: Path, syncing: Sync, name: str, code: int) -> None:
     """A signal used to end only this process, and the upload continued."""
     number = signal.Signals[name]
-    monkeypatch.setattr(sync, "upload", lambda *_: signal.raise_signal(number))
+    syncing.monkeypatch.setattr(sync, "upload", lambda *_: signal.raise_signal(number))
     before = signal.signal(number, signal.SIG_DFL)
     try:
-        assert command(monkeypatch, [stored(tmp_path)]) == code
-        assert f"ended by {name}. An upload continues after the rows" in capsys.readouterr().err
+        assert syncing(stored(tmp_path)) == code
+        assert f"ended by {name}. An upload continues after the rows" in syncing.capsys.readouterr().err
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
 
 
-@pytest.mark.parametrize("options", [["--dry-run"], ["--dry-run", "--force"]])
+@pytest.mark.parametrize("options", ["--dry-run", "--dry-run --force"])
 def test_any_error_of_planning_is_reported_for_its_run_which_is_not_uploaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+    tmp_path: Path, syncing: Sync, options: str
 ) -> None:
     hurt, healthy = stored(tmp_path / "a", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
     really = plan_module.problems_of_file
@@ -213,8 +185,8 @@ def test_any_error_of_planning_is_reported_for_its_run_which_is_not_uploaded(
             raise RecursionError("maximum recursion depth exceeded")
         return really(file, now)
 
-    monkeypatch.setattr(plan_module, "problems_of_file", failing)
-    assert command(monkeypatch, [hurt, healthy], *options) == 1
-    out = capsys.readouterr().out
+    syncing.monkeypatch.setattr(plan_module, "problems_of_file", failing)
+    assert syncing(hurt, healthy, options=options) == 1
+    out = syncing.out()
     assert f"so it is refused: {hurt.path}: RecursionError: maximum recursion depth exceeded" in out
     assert "2 runs: 1 to upload, 1 refused" in out

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dist_wandb.cli.uploads.contents import copy_file, copy_files, entries_below
+from dist_wandb.cli.uploads.contents import copy_files, entries_below
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.wandb_files.small_files import KINDS, Directory
 
@@ -91,13 +91,6 @@ def test_links_are_followed_only_on_request(files: Path, tmp_path: Path, name: s
     assert (found[name].read_bytes(), found[name].is_symlink()) == (b"by wandb.save", False)
 
 
-def test_the_folder_itself_must_not_be_a_link(files: Path, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").symlink_to(files)
-    run = Directory.at(tmp_path)
-    assert [entry.is_link for entry in entries_below(tmp_path / "elsewhere", run)] == [True]
-    assert list(entries_below(tmp_path / "not-there", run)) == []
-
-
 def test_deeply_nested_folders_are_refused(files: Path) -> None:
     deep = files
     for _ in range(33):
@@ -105,15 +98,3 @@ def test_deeply_nested_folders_are_refused(files: Path) -> None:
         deep.mkdir()
     with pytest.raises(ReadError, match="more than 32 folders are nested"):
         copied(files)
-
-
-def test_no_link_on_the_way_to_a_file_is_followed(files: Path, tmp_path: Path) -> None:
-    within = Directory.at(files)
-    copy_file(files / "media" / "large.mp4", tmp_path / "one", within)
-    assert (tmp_path / "one").samefile(files / "media" / "large.mp4")
-    (files / "shown").symlink_to(files / "media")
-    (files / "large").symlink_to(files / "media" / "large.mp4")
-    for path in (files / "shown" / "large.mp4", files / "large"):
-        with pytest.raises((OSError, ReadError), match=r"shown|is a symbolic link"):
-            copy_file(path, tmp_path / "two", within)
-    assert not (tmp_path / "two").exists()

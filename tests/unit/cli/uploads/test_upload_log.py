@@ -223,13 +223,6 @@ def test_an_invalid_status_is_not_a_refusal(tmp_path: Path, value: str) -> None:
     assert read_log(log).unsure == 3
 
 
-def test_deeply_nested_and_very_long_lines_are_skipped(tmp_path: Path) -> None:
-    log = tmp_path / "debug-sync.1.log"
-    entries = [json.dumps(entry) for entry in (history(0, 5), CONFIRMED)]
-    log.write_text("\n".join(["[" * 200_000, '{"a":' * 200_000, f'{{"msg": "{"x" * 2**20}"}}', *entries, ""]))
-    assert read_log(log).lines == Lines(5)
-
-
 def test_a_log_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "debug-sync.1.log"
     with log.open("wb") as sparse:
@@ -259,12 +252,6 @@ def test_a_log_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match="File name too long, so it is unknown what the server has confirmed"):
         read_log(tmp_path / ("x" * 300))
-
-
-def test_only_some_of_a_thousand_different_errors_are_kept(tmp_path: Path) -> None:
-    errors = [{"level": "ERROR", "msg": f"{number} {'x' * 10_000}"} for number in range(1000)]
-    problems = read(tmp_path, *errors).problems
-    assert (len(problems), max(map(len, problems))) == (100, 2000)
 
 
 def test_only_the_last_log_of_an_upload_is_read_and_none_among_the_copied_files(tmp_path: Path) -> None:

@@ -134,13 +134,6 @@ def test_damage_is_refused_only_if_the_run_of_the_file_is_unknown(tmp_path: Path
     assert any(f"the readable part is uploaded, but {problem}" in note for note in run.notes)
 
 
-def test_rows_that_may_have_arrived_are_refused(tmp_path: Path) -> None:
-    run = stored(tmp_path)
-    log_of_attempt(run, rows(2), CONFIRMED, rows(3))
-    (reason,) = planned(run).refusals
-    assert "the server has confirmed 2 of its 5 rows, and may have 3 more" in reason
-
-
 ONLINE_LOGS: dict[str, tuple[list[dict[str, Any]] | None, bool]] = {
     "no log": (None, True),
     "a log that tells nothing": (ENDED, True),
@@ -166,12 +159,6 @@ def test_unequal_descriptions_are_reported(tmp_path: Path) -> None:
     run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
     assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
     assert run.describing.name == "nm"
-
-
-def test_missing_ranks_of_a_huge_world_are_not_enumerated(tmp_path: Path) -> None:
-    """All ranks used to be put into a set: a file that names 10^10 ranks then exhausted the memory."""
-    (reason,) = planned(of_rank(tmp_path, 0, world_size=10**12)).refusals
-    assert f"Of its {10**12} ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
 
 
 HOSTILE_LOGS: dict[str, tuple[Callable[[Path], None], str]] = {
