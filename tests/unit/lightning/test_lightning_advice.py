@@ -58,27 +58,19 @@ def advised(logger: Any, model: BoringModel | None = None, **arguments: Any) -> 
     return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in messages))
 
 
-def test_lightning_gives_the_advice_with_its_own_loggers() -> None:
-    assert advised(False) == ["loss", "val's"]
-
-
 def test_advice_is_not_given_if_our_logger_reduces() -> None:
     assert advised(DistWandbLogger()) == []
     assert advised([DistWandbLogger(id="a"), DistWandbLogger(id="b", run_mode="new")]) == []
-    assert advised(False) == ["loss", "val's"]  # a later Trainer gets the advice as before
+    model = Module()
+    Fabric(accelerator="cpu", devices=1).setup(model)  # which makes itself the trainer of the module
+    assert advised(DistWandbLogger()) == []
+    assert advised(False) == ["loss", "val's"]  # a later Trainer without our logger gets the advice as before
 
 
 def test_advice_is_given_if_our_logger_does_not_reduce(tmp_path: Path) -> None:
     assert advised(DistWandbLogger(reduce=None)) == ["loss", "val's"]
     result.warning_cache.clear()
     assert advised([DistWandbLogger(), CSVLogger(tmp_path)]) == ["loss", "val's"]
-
-
-def test_a_module_that_fabric_has_set_up_does_not_matter() -> None:
-    model = Module()
-    assert advised(DistWandbLogger(), model) == []
-    Fabric(accelerator="cpu", devices=1).setup(model)  # which makes itself the trainer of the module
-    assert advised(DistWandbLogger()) == []
 
 
 @pytest.mark.parametrize("monitored", ["val's", "loss_epoch"])

@@ -18,8 +18,8 @@ WITHOUT_LIGHTNING = 'import sys; sys.modules["lightning"] = None\n'
 # In the name space `pytorch_lightning` these files are run as well: in full, or the tests that use Lightning's classes.
 IN_BOTH = {
     "test_lightning_demands.py": "",
-    "test_lightning_weights.py": "uneven",
-    "test_lightning_advice.py": "not_given_if_our_logger or gives_the_advice",
+    "test_lightning_weights.py": "exposes",
+    "test_lightning_advice.py": "not_given_if_our_logger",
     "test_timings.py": "",
 }
 
