@@ -59,7 +59,7 @@ def check_ended_well(run: RecordedRun, writers: int = 1) -> None:
 # --- decorated functions ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["coroutine", "generator", "decorator", "inherited"])
+@pytest.mark.parametrize("name", ["decorator", "inherited"])
 def test_a_decorated_function_has_one_run_with_the_numbers_of_all_ranks(outcome: Outcome, name: str) -> None:
     run = outcome[1].run(name)
     assert column(run, "loss") == MEANS
@@ -90,13 +90,6 @@ def test_an_exception_on_one_rank_is_the_runs_exit_code_and_the_primary_ends_las
     assert (run.exit_codes, run.completions) == ([1], 1)
     assert column(run, "loss") == MEANS
     assert column(run, "worker-1-rank-0/last words") == {3: 1.0}
-
-
-def test_the_environment_sets_options_that_the_script_does_not(outcome: Outcome) -> None:
-    runs = [outcome[1].run(f"environment-rank-{rank}") for rank in (0, 1)]
-    assert [column(run, "loss") for run in runs] == OF_RANKS
-    for run in runs:
-        check_ended_well(run)
 
 
 # --- the examples -----------------------------------------------------------------------------------------------------

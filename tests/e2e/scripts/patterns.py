@@ -5,12 +5,10 @@ Scenarios run one after the other, each with its own run id.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import runpy
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -65,24 +63,6 @@ def raising() -> None:
         raise ValueError("rank 1 fails")
 
 
-@wandb_init(project=PROJECT, id="coroutine")
-async def coroutine() -> None:
-    log_rows()
-    await asyncio.sleep(0.01)
-
-
-@wandb_init(project=PROJECT, id="generator")
-def generator() -> Iterator[int]:
-    for step in range(3):
-        get_run().log({"loss": 2.0 * step + RANK}, step=step)
-        yield step
-
-
-@wandb_init(project=PROJECT, id="environment")
-def as_the_environment_says() -> None:
-    log_rows()
-
-
 @wandb_init(project=PROJECT, run_mode="auto", id="decorator")
 def as_the_decorator_says() -> None:
     log_rows()
@@ -100,10 +80,7 @@ def decorated() -> None:
     except ValueError:
         report("raised", RANK)
     dist.barrier()
-    asyncio.run(coroutine())
-    assert list(generator()) == [0, 1, 2]
     os.environ["DIST_WANDB_RUN_MODE"] = "new"
-    as_the_environment_says()
     as_the_decorator_says()
     del os.environ["DIST_WANDB_RUN_MODE"]
     report("outside", RANK, bool(get_run()))
