@@ -441,16 +441,19 @@ def waiting(join_timeout: float) -> DistWandbTracker:
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
-def test_config_and_session_wait_until_the_main_process_has_started(main_process_at: Callable[..., Session]) -> None:
+@pytest.mark.parametrize("is_early", [False, True])
+def test_config_and_session_wait_until_the_main_process_has_started(
+    main_process_at: Callable[..., Session], is_early: bool
+) -> None:
     tracker = waiting(30.0)
     config = accelerator_with(tracker).get_tracker("dist_wandb", unwrap=True).config
-    config.update({"own": 1})
-    assert config["own"] == 1
+    if is_early:
+        config.update({"own": 1})
+        assert config["own"] == 1
     main = threading.Timer(0.2, main_process_at, [Options(reduce=None, limits=Limits(join_timeout=30.0)), {"lr": 0.1}])
     main.start()
-    assert dict(config) == {"own": 1, "lr": 0.1}
+    assert dict(config if is_early else tracker.session.config) == ({"own": 1, "lr": 0.1} if is_early else {"lr": 0.1})
     main.join()
-    assert tracker.session.config["lr"] == 0.1
     tracker.finish()
     with pytest.raises(ConfigurationError, match="rank 1 is not started, or finished already"):
         _ = tracker.session
