@@ -161,34 +161,6 @@ def test_with_uneven_inputs_the_mean_covers_ranks_with_data(outcome: Outcome) ->
     check_ended_well(run, writers=2)
 
 
-def test_a_dtensor_is_logged_if_complete_and_otherwise_refused_without_waiting(outcome: Outcome) -> None:
-    finished, server = outcome
-    assert column(server.run("dtensors"), "loss") == {0: 3.0, 2: 3.0}
-    (line,) = finished.lines("SAW part")
-    assert "'loss' is a DTensor of which rank 0 has only a part" in line
-
-
-# --- ranks that never come, or never end ------------------------------------------------------------------------------
-
-
-def test_the_wait_for_a_rank_that_never_ends_times_out(outcome: Outcome) -> None:
-    finished, server = outcome
-    run = server.run("never-ends")
-    assert finished.lines("SAW ended") == ["SAW ended True"]
-    assert finished.output.count("rank 0 stopped waiting for the other writers of the run") == 1
-    assert column(run, "loss") == MEANS
-    assert (run.exit_codes, run.completions) == ([0], 1)
-
-
-def test_the_wait_for_a_rank_that_never_opens_times_out(outcome: Outcome) -> None:
-    finished, server = outcome
-    run = server.run("never-comes")
-    assert finished.lines("SAW went on") == ["SAW went on True"]
-    assert finished.output.count("no other rank has opened a session") == 2  # with the logger for torchtune
-    assert column(run, "loss") == OF_RANKS[0]
-    assert not column(run, "dist_wandb/degraded"), "no rank was expected to contribute"
-
-
 # --- separate jobs ----------------------------------------------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ def named(server: WandbServer, name: str) -> list[RecordedRun]:
     return runs
 
 
-@pytest.mark.parametrize("name", ["auto", "name", "adopt"])
+@pytest.mark.parametrize("name", ["name", "adopt"])
 def test_own_numbers_become_means_and_the_trainers_are_unchanged(server: WandbServer, name: str) -> None:
     (run,) = named(server, name)
     assert (run.run_id == "users") is (name == "adopt")
