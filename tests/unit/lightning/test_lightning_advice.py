@@ -17,7 +17,6 @@ from lightning.pytorch.trainer.connectors.logger_connector import result
 from lightning.pytorch.utilities.rank_zero import WarningCache
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.lightning import trainers
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -90,18 +89,3 @@ def test_advice_is_given_for_values_monitored_by_a_scheduler() -> None:
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val's"}}
 
     assert advised(DistWandbLogger(), Scheduled()) == ["val's"]
-
-
-def test_lightnings_warning_cache_is_kept_with_its_warnings(
-    cache: WarningCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache.add("something")
-    monkeypatch.setattr(trainers, "_needs_sync_dist", lambda name: name == "kept")
-    trainers.remember(BoringModel())
-    assert result.warning_cache is cache
-    assert "something" in cache
-    assert "something else" not in cache
-    for name, is_known in (("kept", False), ("other", True)):
-        assert (f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when" in cache) is is_known
-    monkeypatch.delattr(result, "warning_cache")
-    trainers.remember(BoringModel())  # as in a version without the cache

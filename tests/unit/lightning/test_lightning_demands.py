@@ -17,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 from docstrings import documented_options
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -133,39 +132,6 @@ def test_a_run_with_hardly_any_attributes_can_be_used(wandb: Any, tmp_path: Path
     assert second.logger.experiment
     assert wandb.init.call_args.kwargs["id"] == "made-up"
     registry._end_with_process(0, failed=False)
-
-
-# --- logging ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_subclass_may_override_methods_that_the_trainer_calls(tmp_path: Path) -> None:
-    class Remembering(DistWandbLogger):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.history: list[tuple[int | None, list[str]]] = []
-
-        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-            super().log_metrics(metrics, step)
-            self.history.append((step, sorted(metrics)))
-
-    class Model(BoringModel):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            out = super().training_step(batch, batch_idx)
-            self.log("trained", out["loss"])  # type: ignore[index]
-            return out
-
-        def on_validation_epoch_end(self) -> None:
-            self.log("validated", torch.tensor(0.5))
-
-        def on_test_epoch_end(self) -> None:
-            self.log("tested", torch.tensor(2.0))
-
-    logger = Remembering(save_dir=tmp_path)
-    one = trainer(logger, tmp_path, limit_train_batches=1, limit_test_batches=1, enable_checkpointing=False)
-    one.fit(Model())
-    one.test(Model(), verbose=False)
-    expected = [(0, ["epoch", "trained"]), (0, ["epoch", "validated"]), (1, ["epoch", "tested"])]
-    assert logger.history == expected
 
 
 # --- in a Trainer -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from dist_wandb.job.model import Topology
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.lightning.launching import ScriptIds
-from dist_wandb.session import registry
 from dist_wandb.session.restart.store import DIRECTORY, RestartStore
 from dist_wandb.settings.options import Options
 
@@ -200,22 +199,3 @@ def test_a_world_of_one_continues_the_recorded_run(fake_wandb: FakeWandb) -> Non
     logger = DistWandbLogger(project="digits", run_mode="new", resume="auto")
     assert logger.experiment.id == "earlier"
     assert fake_wandb.arguments[0]["resume"] == "allow"  # W&B would follow its own record, whoever owns it
-
-
-def test_several_ranks_continue_the_recorded_run(
-    fake_wandb: FakeWandb, fresh_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leave_note("earlier")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(Topology, "from_torch_distributed", classmethod(lambda _: None))
-    options = {"run_mode": "auto", "reduce": None}
-    first = DistWandbLogger(project="digits", **options)  # type: ignore[arg-type]
-    before = first.experiment.id
-    assert before != "earlier"
-    (session,) = registry.open_sessions()
-    registry.remove(session)  # as by SIGKILL
-    fresh_process()
-    second = DistWandbLogger(project="digits", resume="auto", **options)  # type: ignore[arg-type]
-    assert second.experiment.id == before
-    assert fake_wandb.arguments[-1]["resume"] == "allow"

@@ -20,7 +20,6 @@ from lightning.fabric import Fabric
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.loggers.logger import DummyExperiment
 from torch import nn
 from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest version
 
@@ -353,17 +352,6 @@ def test_the_last_stage_of_the_trainer_decides_how_the_run_ends(
     assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]
 
 
-def test_an_open_logger_survives_a_pickle_and_stays_open(tmp_path: Path) -> None:
-    def use(logger: WandbLogger) -> None:
-        assert isinstance(logger, DistWandbLogger)
-        assert b"made-by-wandb" in pickle.dumps(logger)  # the run is open, for the children
-        run = logger.experiment
-        through_a_pickle(logger)
-        assert logger.experiment is run
-
-    assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
-
-
 @pytest.mark.parametrize(
     ("node_rank", "scope", "opened"),
     [(None, "global", 1), (None, "worker", 1), ("0", "global", 1), ("0", "worker", 0), ("1", "global", 0)],
@@ -401,24 +389,6 @@ def test_the_first_of_two_ranks_opens_the_run_with_the_users_arguments(
     assert given == {**named, **others}
     assert limits.model_fields_set == {"finish_timeout", "x_transaction_log_flush_interval"}
     assert stand_in.modes == ["dryrun"]
-
-
-def test_the_second_of_two_ranks_has_an_experiment_that_accepts_every_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_rank(monkeypatch, 1)
-
-    def use(logger: WandbLogger) -> None:
-        use_everything(logger)
-        assert isinstance(logger.experiment, DummyExperiment)
-        assert not logger.experiment
-        assert logger.version == "exp"
-
-    stand_in = drive_with(DistWandbLogger, {"id": "exp", **ALONE}, use, tmp_path)
-    assert stand_in.arguments == []
-    assert stand_in.calls == []
-    for session in registry.open_sessions():  # it has put its stand-ins into wandb's module
-        session.finish()
 
 
 @pytest.fixture
