@@ -11,6 +11,11 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import DistributedType
 
+from dist_wandb import DistWandbTracker, Limits
+from dist_wandb.settings.options import Options
+
+QUICK = Options(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
+
 
 def reset() -> None:
     """Forget the state, as in a new process."""
@@ -39,6 +44,11 @@ def look_like(monkeypatch: pytest.MonkeyPatch, rank: int, kind: DistributedType 
 
 def accelerator_with(log_with: Any) -> Accelerator:
     return Accelerator(cpu=True, log_with=log_with)
+
+
+def quick(join_timeout: float = 30.0) -> DistWandbTracker:
+    """Return a tracker with the options `QUICK`."""
+    return DistWandbTracker(reduce=None, limits=Limits(join_timeout=join_timeout, finish_timeout=0.2))
 
 
 class Recorder(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types

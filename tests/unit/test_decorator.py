@@ -283,28 +283,6 @@ def test_ignored_arguments_of_a_nested_function_are_reported(
     assert len(fake_wandb.runs) == 1
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_nested_functions_and_init_inherit_the_outer_options() -> None:
-    @wandb_init(project="digits", run_mode="new")
-    def innermost() -> None:
-        with dist_wandb.init() as session:
-            assert session.plan.run_mode == "new"
-
-    @wandb_init
-    def between() -> None:
-        innermost()
-        with dist_wandb.init() as session:
-            assert session.plan.run_mode == "new"
-
-    @wandb_init(project="digits", run_mode="new")
-    def outer() -> None:
-        between()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        outer()
-
-
 def test_session_finished_inside_is_not_replaced_by_another(fake_wandb: FakeWandb) -> None:
     @wandb_init
     def train() -> None:

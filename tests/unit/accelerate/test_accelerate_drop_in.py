@@ -9,26 +9,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-import torch.distributed as dist
 from accelerate import PartialState
 from accelerate import accelerator as accelerators
 from accelerate.tracking import GeneralTracker, WandBTracker
 from accelerate.utils import DistributedType, LoggerType
-from accelerate_state import Recorder, accelerator_with, look_like, reset
+from accelerate_state import Recorder, accelerator_with, look_like, quick, reset
 
 import dist_wandb
 from dist_wandb import DistWandbTracker
 from dist_wandb.accelerate import wrapping
-from dist_wandb.accelerate.start import INTEGRATION, current_topology
+from dist_wandb.accelerate.start import current_topology
 from dist_wandb.accelerate.wrapping import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session import registry
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
+from dist_wandb.settings.options import Limits
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -269,38 +265,20 @@ def test_accelerators_in_a_loop_without_end_training_have_one_run(
 # --- on other ranks ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def on_main(store: dist.Store) -> Callable[[int], Session]:  # noqa: ARG001  # they meet there
-    """Return a function that opens the n-th session of the main process in this process too, with a shared store."""
-
-    def open_on_main(number: int) -> Session:
-        options = Options(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
-        main = Topology(0, 0, 0, 2, 2, 1)
-        session = open_session(options, {"id": f"id-{number}"}, integration=INTEGRATION, topology=main, number=number)
-        registry.remove(session)  # of another process
-        return session
-
-    return open_on_main
-
-
-def quick() -> DistWandbTracker:
-    return DistWandbTracker(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
-
-
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("way", ["never used, guarded", "never used", "without logs, guarded", "without logs"])
 def test_a_rank_skips_sessions_without_it_and_takes_part_in_the_end(
-    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch, way: str
+    open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     look_like(monkeypatch, rank=1)
     first, second = accelerator_with(quick()), accelerator_with(quick())
-    main = on_main(1)
+    main = open_main(number=1)
     is_used = way.startswith("without logs")
     if not is_used:
         main.finish()
     else:
         first.get_tracker("wandb").finish()
-    on_main(2)
+    open_main(number=2)
     if is_used:
         first.get_tracker("wandb").finish()  # without effect
         assert isinstance(first.get_tracker("wandb").tracker, NullRun)
@@ -331,14 +309,14 @@ def test_a_rank_whose_job_has_ended_can_log_and_end_despite_warnings_as_errors(
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
-    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
+    open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_like(monkeypatch, rank=1)
     accelerator = accelerator_with("dist_wandb")
     accelerator.log({"loss": 0.5}, step=3)
     early = accelerator.get_tracker("dist_wandb")
     assert list(early.late_join.rows)
-    on_main(1)
+    open_main(number=1)
     limits = {"reduce": None, "limits": Limits(join_timeout=30.0, finish_timeout=0.2)}
     accelerator.init_trackers("digits", init_kwargs={"dist_wandb": limits})
     tracker = accelerator.get_tracker("dist_wandb")
@@ -349,15 +327,15 @@ def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_a_rank_ahead_of_the_main_process_does_not_join_the_run_of_an_earlier_turn(
-    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
+    open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_like(monkeypatch, rank=1)
     first, second = accelerator_with(DistWandbTracker(limits=Limits(join_timeout=0.3))), accelerator_with(quick())
     first.log({"loss": 0.5})
     with pytest.warns(UserWarning, match="Rank 1 logged 1 rows, but the main process has not called"):
         first.get_tracker("dist_wandb").finish()
-    on_main(1)
-    on_main(2)
+    open_main(number=1)
+    open_main(number=2)
     second.log({"loss": 0.5})
     assert second.get_tracker("dist_wandb").session.id == "id-2"
 
@@ -365,17 +343,17 @@ def test_a_rank_ahead_of_the_main_process_does_not_join_the_run_of_an_earlier_tu
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_rank_goes_on_with_the_session_of_an_earlier_tracker(
-    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch, ends: bool
+    open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     """Unless the main process, which alone calls `init_trackers` and `end_training`, has ended it."""
     look_like(monkeypatch, rank=1)
     first, second = accelerator_with(quick()), accelerator_with(quick())
-    main = on_main(1)
+    main = open_main(number=1)
     first.log({"loss": 0.5})
     session = first.get_tracker("dist_wandb").session
     if ends:
         main.finish()
-        on_main(2)
+        open_main(number=2)
     second.log({"loss": 0.5})
     found = second.get_tracker("dist_wandb").session
     assert (found is session, found.id) == ((False, "id-2") if ends else (True, "id-1"))

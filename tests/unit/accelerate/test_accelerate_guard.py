@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import accelerate
 import pytest
-import torch.distributed as dist
 from accelerate import Accelerator, PartialState
 from accelerate.tracking import GeneralTracker
-from accelerate_state import Recorder, accelerator_with, look_like
+from accelerate_state import QUICK, Recorder, accelerator_with, look_like, quick
 
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb.accelerate import wrapping
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import settle
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 
@@ -327,30 +324,15 @@ def test_off_the_main_process_init_trackers_starts_the_tracker(
     assert fake_wandb.runs[0].config == {"lr": 0.1}
 
 
-@pytest.fixture
-def main_process_at(store: dist.Store) -> Callable[..., Session]:  # noqa: ARG001  # they meet there
-    """Open the session of the main process in this process too, with a shared store."""
-
-    def open_on_main(options: Options, config: dict[str, Any] | None = None) -> Session:
-        arguments = {} if config is None else {"config": config}
-        main = open_session(
-            options, arguments, integration="DistWandbTracker", topology=Topology(0, 0, 0, 2, 2, 1), number=1
-        )
-        main.release()
-        return main
-
-    return open_on_main
-
-
 @pytest.mark.usefixtures("off_main")
 def test_rows_logged_before_the_main_process_started_are_written_later(
-    fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
+    fake_wandb: FakeWandb, open_main: Callable[..., Session]
 ) -> None:
     accelerator = accelerator_with(DistWandbTracker())
     accelerator.log({"loss": 0.5})
     accelerator.log({"loss": 0.4}, step=7, log_kwargs={"dist_wandb": {"commit": False}})
     assert fake_wandb.arguments == []
-    main = main_process_at(Options("new", limits=Limits(join_timeout=30.0)))
+    main = open_main(Options("new", limits=Limits(join_timeout=30.0)))
     accelerator.log({"accuracy": 0.3})
     session = accelerator.get_tracker("dist_wandb").session
     assert session.id == f"{main.plan.base_id}-rank-1"
@@ -385,7 +367,7 @@ def test_an_unresponsive_store_does_not_block_log(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("off_main")
 def test_early_rows_beyond_the_limit_are_dropped_with_a_warning(
-    fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
+    fake_wandb: FakeWandb, open_main: Callable[..., Session]
 ) -> None:
     tracker = DistWandbTracker()
     accelerator = accelerator_with(tracker)
@@ -395,7 +377,7 @@ def test_early_rows_beyond_the_limit_are_dropped_with_a_warning(
         accelerator.log({"loss": 0.5}, step=step)
     with pytest.warns(UserWarning, match=f"Rank 1 logged {most} rows and more"):
         accelerator.log({"loss": 0.5}, step=most)
-    main_process_at(Options("new", limits=Limits(join_timeout=30.0)))
+    open_main(Options("new", limits=Limits(join_timeout=30.0)))
     assert tracker.session
     accelerator.log({"loss": 0.5}, step=most + 1)
     assert tracker.session.flush()
@@ -408,10 +390,10 @@ def test_early_rows_beyond_the_limit_are_dropped_with_a_warning(
 @pytest.mark.usefixtures("off_main", "fake_wandb")
 @pytest.mark.parametrize("way", ["init_trackers", "attach"])
 def test_a_rank_without_a_run_reads_the_main_processs_config_despite_its_own(
-    main_process_at: Callable[..., Session], way: str
+    open_main: Callable[..., Session], way: str
 ) -> None:
-    main_process_at(Options(reduce=None, limits=Limits(join_timeout=30.0)), {"lr": 0.1})
-    accelerator = accelerator_with(DistWandbTracker(reduce=None, limits=Limits(join_timeout=30.0)))
+    open_main(QUICK, config={"lr": 0.1})
+    accelerator = accelerator_with(quick())
     ways: dict[str, Callable[[], object]] = {
         "init_trackers": lambda: accelerator.init_trackers("digits", config={"lr": 0.2}),
         "attach": lambda: DistWandbTracker.attach(accelerator, config={"lr": 0.2}),
@@ -424,21 +406,17 @@ def test_a_rank_without_a_run_reads_the_main_processs_config_despite_its_own(
     assert tracker.tracker.config.own == 1
 
 
-def waiting(join_timeout: float) -> DistWandbTracker:
-    return DistWandbTracker(reduce=None, limits=Limits(join_timeout=join_timeout))
-
-
 @pytest.mark.usefixtures("off_main", "fake_wandb")
 @pytest.mark.parametrize("is_early", [False, True])
 def test_config_and_session_wait_until_the_main_process_has_started(
-    main_process_at: Callable[..., Session], is_early: bool
+    open_main: Callable[..., Session], is_early: bool
 ) -> None:
-    tracker = waiting(30.0)
+    tracker = quick()
     config = accelerator_with(tracker).get_tracker("dist_wandb", unwrap=True).config
     if is_early:
         config.update({"own": 1})
         assert config["own"] == 1
-    main = threading.Timer(0.2, main_process_at, [Options(reduce=None, limits=Limits(join_timeout=30.0)), {"lr": 0.1}])
+    main = threading.Timer(0.2, open_main, [QUICK], {"config": {"lr": 0.1}})
     main.start()
     assert dict(config if is_early else tracker.session.config) == ({"own": 1, "lr": 0.1} if is_early else {"lr": 0.1})
     main.join()
@@ -447,14 +425,14 @@ def test_config_and_session_wait_until_the_main_process_has_started(
         _ = tracker.session
 
 
-@pytest.mark.usefixtures("off_main", "fake_wandb", "main_process_at")
+@pytest.mark.usefixtures("off_main", "fake_wandb", "store")
 def test_if_the_main_process_never_starts_there_is_no_session_and_the_config_is_empty() -> None:
-    tracker = waiting(0.1)
+    tracker = quick(0.1)
     config = accelerator_with(tracker).get_tracker("dist_wandb", unwrap=True).config
     with pytest.warns(UserWarning, match="main process did not call accelerator.init_trackers within 0.1 s"):
         assert config.get("lr", 7) == 7
     with pytest.raises(ConfigurationError, match="rank 1 is not started"):
-        _ = waiting(0.1).session
+        _ = quick(0.1).session
 
 
 def test_a_process_without_a_session_ends_after_its_query_of_the_store() -> None:

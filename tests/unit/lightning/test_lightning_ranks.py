@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from collections.abc import Callable
 from copy import deepcopy
@@ -132,15 +131,6 @@ def test_two_loggers_with_ids_have_a_run_each(
     assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a", "b"]
     assert [arguments.get("reinit") for arguments in fake_wandb.arguments] == [None, "create_new"]
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": 1.0, STEP: 0}], [{"loss": 2.0, STEP: 0}]]
-
-
-def test_two_loggers_with_ids_have_a_run_each_if_children_continue_them(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb
-) -> None:
-    for name in "ab":
-        pickle.dumps(DistWandbLogger(id=name))
-        live(fake_wandb.runs[0], monkeypatch)
-    assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a", "b"]
 
 
 @pytest.mark.parametrize(("is_the_users", "run_id"), [(False, None), (False, "a"), (True, "other")])

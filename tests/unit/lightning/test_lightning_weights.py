@@ -15,7 +15,6 @@ from unittest import mock
 import lightning
 import pytest
 import torch
-from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
@@ -251,17 +250,6 @@ def test_two_validation_dataloaders_have_a_weight_each(has_own_names: bool) -> N
 
 
 # --- without weights, and their cost ----------------------------------------------------------------------------------
-
-
-def test_in_fabric_there_are_no_weights() -> None:
-    logger = Recorder()
-    module = Module(log_mean())
-    fabric = Fabric(accelerator="cpu", devices=1, loggers=[logger])
-    fabric.setup(module)
-    logger.log_graph(module)
-    fabric.log("loss", 1.0)
-    assert logger.rows == [({"loss": 1.0}, {})]
-    assert epoch_weights(module, {"loss": 1.0}) == {}
 
 
 def trainer_that_holds(results: Any, *, at_step: bool = False) -> LightningModule:
