@@ -12,7 +12,7 @@ import pytest
 from history import History, history, history_of
 from processes import Finished, clean_environment, run_job, torchrun
 from stored import ended_runs
-from wandb_records import RecordedRun
+from wandb_records import RecordedRun, column
 from wandb_server import WandbServer
 
 from dist_wandb import read_runs
@@ -32,11 +32,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         finished = run_job(*job, cwd=directory, environment=server.environment(directory), timeout=240).check()
     assert server.unknown == []
     return finished, {str(run.display_name): run for run in server.runs.values()}
-
-
-def column(run: RecordedRun, name: str) -> dict[int, Any]:
-    """Return the last value of a name by position on the x axis."""
-    return {row["global_step"]: row[name] for row in run.rows if name in row}
 
 
 def test_before_a_run_log_raises_wandbs_error(outcome: Outcome) -> None:

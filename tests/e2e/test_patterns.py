@@ -15,7 +15,7 @@ import warm
 from history import histories, history, history_of
 from processes import Finished, clean_environment, free_port, run_job, torchrun
 from stored import ended_runs
-from wandb_records import RecordedRun
+from wandb_records import RecordedRun, column
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -39,11 +39,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         finished = run_job(*job, cwd=directory, environment=environment, timeout=240).check()
     assert server.unknown == []
     return finished, server
-
-
-def column(run: RecordedRun, name: str) -> dict[int, float]:
-    """Return the last value of a name by position on the x axis."""
-    return {row["global_step"]: row[name] for row in run.rows if name in row}
 
 
 def named(server: WandbServer, name: str) -> RecordedRun:

@@ -19,7 +19,6 @@ import dist_wandb
 from dist_wandb import DistWandbTracker
 from dist_wandb.accelerate import wrapping
 from dist_wandb.accelerate.start import current_topology
-from dist_wandb.accelerate.wrapping import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.runs.null_run import NullRun
@@ -113,9 +112,12 @@ def test_as_a_replacement_it_is_found_by_the_stock_trackers_name(make: Callable[
     name = in_place_of(make()).name
     assert name == "wandb"
     assert name == "dist_wandb"
+    assert name == DistWandbTracker.name
     assert name in ("tensorboard", "wandb")
     assert name not in ("tensorboard", "dist")
     assert not name != "wandb"  # noqa: SIM202  # this operator is meant
+    assert name != "tensorboard"
+    assert name != 1
     assert (f"{name}", {name: 1}) == ("dist_wandb", {"dist_wandb": 1})
 
 
@@ -126,13 +128,6 @@ def test_together_with_the_stock_tracker_each_has_its_own_name_and_arguments(fak
     assert [str(tracker.name) for tracker in accelerator.trackers if tracker.name == "wandb"] == ["wandb"]
     assert isinstance(accelerator.get_tracker("wandb"), WandBTracker)
     assert isinstance(accelerator.get_tracker("dist_wandb"), DistWandbTracker)
-
-
-def test_a_stand_in_name_equals_only_its_two_names() -> None:
-    assert StandInName("dist_wandb") != "tensorboard"
-    assert StandInName("dist_wandb") == StandInName("dist_wandb")
-    assert StandInName("dist_wandb") != 1
-    assert str(DistWandbTracker.name) == DistWandbTracker.name == "dist_wandb"
 
 
 # --- lists and "all" --------------------------------------------------------------------------------------------------
