@@ -176,8 +176,9 @@ def test_job_prints_one_line_for_each_run_and_no_warning(played: Played) -> None
     assert others == []
 
 
-# A plain script: see e2e/test_ends.py. Fabric: e2e/test_fabric.py. Accelerate: e2e/test_accelerate.py.
-@pytest.mark.parametrize("integration", ["lightning", "as-wandb", "transformers"])
+@pytest.mark.parametrize(  # a plain script: see e2e/test_ends.py
+    "integration", ["lightning", "fabric", "accelerate", "as-wandb", "transformers"]
+)
 def test_exception_marks_the_run_as_failed(integration: str, wandb_server: WandbServer, tmp_path: Path) -> None:
     finished = play(integration, "fails", tmp_path, wandb_server)
     assert finished.exit_codes == (1,)

@@ -57,16 +57,6 @@ def check_new(directory: Path) -> None:
         assert runs[f"new-rank-{rank}/{rank}"][0].config["seen_by"] == rank
 
 
-def test_ddp_with_two_loggers(tmp_path: Path) -> None:
-    finished = run_script(tmp_path, "ddp", "auto,new").check()
-    runs = runs_of(tmp_path, 3, 0)
-    check(runs["auto/0"], 0.5)
-    for rank in (0, 1):
-        check(runs[f"new-rank-{rank}/{rank}"], rank)
-    assert len(finished.lines("dist_wandb: ")) == 2, finished.output
-    assert list(tmp_path.glob("*/csv/*/metrics.csv"))
-
-
 def test_ddp_spawn_with_a_rank_that_raises(tmp_path: Path) -> None:
     """Its sibling gets SIGTERM, which only dist_wandb handles; the parent raises."""
     finished = run_script(tmp_path, "ddp_spawn", "shared raises", "auto raises")

@@ -15,7 +15,7 @@ import warm
 from history import histories, history, history_of
 from processes import Finished, clean_environment, free_port, run_job, torchrun
 from stored import ended_runs
-from wandb_records import RecordedRun
+from wandb_records import RecordedRun, column
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -41,11 +41,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return finished, server
 
 
-def column(run: RecordedRun, name: str) -> dict[int, float]:
-    """Return the last value of a name by position on the x axis."""
-    return {row["global_step"]: row[name] for row in run.rows if name in row}
-
-
 def named(server: WandbServer, name: str) -> RecordedRun:
     (run,) = [run for run in server.runs.values() if run.display_name == name]
     return run
@@ -59,7 +54,7 @@ def check_ended_well(run: RecordedRun, writers: int = 1) -> None:
 # --- decorated functions ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["coroutine", "generator", "decorator", "inherited"])
+@pytest.mark.parametrize("name", ["decorator", "inherited"])
 def test_a_decorated_function_has_one_run_with_the_numbers_of_all_ranks(outcome: Outcome, name: str) -> None:
     run = outcome[1].run(name)
     assert column(run, "loss") == MEANS
@@ -90,13 +85,6 @@ def test_an_exception_on_one_rank_is_the_runs_exit_code_and_the_primary_ends_las
     assert (run.exit_codes, run.completions) == ([1], 1)
     assert column(run, "loss") == MEANS
     assert column(run, "worker-1-rank-0/last words") == {3: 1.0}
-
-
-def test_the_environment_sets_options_that_the_script_does_not(outcome: Outcome) -> None:
-    runs = [outcome[1].run(f"environment-rank-{rank}") for rank in (0, 1)]
-    assert [column(run, "loss") for run in runs] == OF_RANKS
-    for run in runs:
-        check_ended_well(run)
 
 
 # --- the examples -----------------------------------------------------------------------------------------------------
@@ -166,34 +154,6 @@ def test_with_uneven_inputs_the_mean_covers_ranks_with_data(outcome: Outcome) ->
     mean[until - 1] = (32 * own[0][until - 1] + 2 * own[1][until - 1]) / 34
     assert losses == pytest.approx({**mean, **{step: own[0][step] for step in range(until, STEPS)}})
     check_ended_well(run, writers=2)
-
-
-def test_a_dtensor_is_logged_if_complete_and_otherwise_refused_without_waiting(outcome: Outcome) -> None:
-    finished, server = outcome
-    assert column(server.run("dtensors"), "loss") == {0: 3.0, 2: 3.0}
-    (line,) = finished.lines("SAW part")
-    assert "'loss' is a DTensor of which rank 0 has only a part" in line
-
-
-# --- ranks that never come, or never end ------------------------------------------------------------------------------
-
-
-def test_the_wait_for_a_rank_that_never_ends_times_out(outcome: Outcome) -> None:
-    finished, server = outcome
-    run = server.run("never-ends")
-    assert finished.lines("SAW ended") == ["SAW ended True"]
-    assert finished.output.count("rank 0 stopped waiting for the other writers of the run") == 1
-    assert column(run, "loss") == MEANS
-    assert (run.exit_codes, run.completions) == ([0], 1)
-
-
-def test_the_wait_for_a_rank_that_never_opens_times_out(outcome: Outcome) -> None:
-    finished, server = outcome
-    run = server.run("never-comes")
-    assert finished.lines("SAW went on") == ["SAW went on True"]
-    assert finished.output.count("no other rank has opened a session") == 2  # with the logger for torchtune
-    assert column(run, "loss") == OF_RANKS[0]
-    assert not column(run, "dist_wandb/degraded"), "no rank was expected to contribute"
 
 
 # --- separate jobs ----------------------------------------------------------------------------------------------------

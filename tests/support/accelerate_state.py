@@ -1,4 +1,4 @@
-"""Accelerate's state, which it keeps for the whole process."""
+"""Accelerate's state, which it keeps for the whole process, and a tracker that is not ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
+from accelerate.tracking import GeneralTracker
 from accelerate.utils import DistributedType
+
+from dist_wandb import DistWandbTracker, Limits
+from dist_wandb.settings.options import Options
+
+QUICK = Options(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
 
 
 def reset() -> None:
@@ -38,3 +44,35 @@ def look_like(monkeypatch: pytest.MonkeyPatch, rank: int, kind: DistributedType 
 
 def accelerator_with(log_with: Any) -> Accelerator:
     return Accelerator(cpu=True, log_with=log_with)
+
+
+def quick(join_timeout: float = 30.0) -> DistWandbTracker:
+    """Return a tracker with the options `QUICK`."""
+    return DistWandbTracker(reduce=None, limits=Limits(join_timeout=join_timeout, finish_timeout=0.2))
+
+
+class Recorder(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
+    """A tracker that is not ours and records its calls."""
+
+    name = "recorder"
+    requires_logging_directory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def start(self) -> None:
+        self.calls.append(("start",))
+
+    @property
+    def tracker(self) -> list[Any]:
+        return self.calls
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.calls.append(("config", values))
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.calls.append(("log", values, step, kwargs))
+
+    def finish(self) -> None:
+        self.calls.append(("finish",))

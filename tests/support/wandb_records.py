@@ -259,3 +259,8 @@ class Records:
         """Return the content of a file of an artifact, or of its manifest."""
         artifact = self.artifacts[owner]
         return json.dumps(artifact.manifest).encode() if kind == "manifest" else artifact.files[name]
+
+
+def column(run: RecordedRun, name: str, x: str = "global_step") -> dict[int, Any]:
+    """Return the last written value of a name in a run by position on an x axis."""
+    return {row[x]: row[name] for row in run.rows if name in row}

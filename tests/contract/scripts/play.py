@@ -7,7 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 import dist_wandb
-from dist_wandb import DistWandbLogger, Limits
+from dist_wandb import DistWandbLogger
 from dist_wandb.accelerate import DistWandbTracker
 
 ROWS = 4
@@ -45,13 +45,13 @@ class Part(ABC):
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Log a row as users of this integration do."""
 
-    @abstractmethod
     def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
         """Log an image, with the integration's own method if it has one."""
+        self.log({name: dist_wandb.Image(pixels)}, step)
 
-    @abstractmethod
     def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
         """Log a table, with the integration's own method if it has one."""
+        self.log({name: dist_wandb.Table(columns=columns, data=data)}, step)
 
 
 Case = Callable[[Part], None]
@@ -69,12 +69,6 @@ class Plain(Part):
     def log(self, values: Mapping[str, Any], step: int) -> None:
         self._session.log(values, step)
 
-    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
-        self._session.log({name: wandb.Image(pixels)}, step)
-
-    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        self._session.log({name: wandb.Table(columns=columns, data=data)}, step)
-
 
 class Module(Part):
     """The package's functions, used like wandb's."""
@@ -88,12 +82,6 @@ class Module(Part):
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         dist_wandb.log(values, step=step)
-
-    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
-        dist_wandb.log({name: dist_wandb.Image(pixels)}, step=step)
-
-    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        dist_wandb.log({name: dist_wandb.Table(columns=columns, data=data)}, step=step)
 
 
 class Logger(Part):
@@ -165,18 +153,24 @@ class CaseModule(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def plain(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+def plain(case: Case, config: dict[str, Any], **arguments: Any) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    with dist_wandb.init(
-        project=PROJECT, id=name, dir=str(directory), config=dict(config), limits=Limits(heartbeat=_HEARTBEAT)
-    ) as session:
+    with dist_wandb.init(project=PROJECT, config=config, **arguments) as session:
         case(Plain(session))
 
 
-def lightning(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory), limits=Limits(heartbeat=_HEARTBEAT))
-    logger.log_hyperparams(dict(config))
+def as_wandb(case: Case, config: dict[str, Any], **arguments: Any) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    dist_wandb.init(project=PROJECT, config=config, **arguments)
+    case(Module())
+    dist_wandb.finish()
+
+
+def lightning(case: Case, config: dict[str, Any], **arguments: Any) -> None:
+    logger = DistWandbLogger(project=PROJECT, **arguments)
+    logger.log_hyperparams(config)
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",
@@ -191,43 +185,23 @@ def lightning(directory: Path, name: str, config: Mapping[str, Any], case: Case)
     logger.experiment.finish()
 
 
-def fabric(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory), limits=Limits(heartbeat=_HEARTBEAT))
+def fabric(case: Case, config: dict[str, Any], **arguments: Any) -> None:
+    logger = DistWandbLogger(project=PROJECT, **arguments)
     held = Fabric(accelerator="cpu", strategy="ddp", devices=2, loggers=[logger])
     held.launch()
-    logger.log_hyperparams(dict(config))
+    logger.log_hyperparams(config)
     case(InFabric(held, logger))
     logger.experiment.finish()
 
 
-def accelerate(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    accelerator = Accelerator(
-        cpu=True, log_with=DistWandbTracker(id=name, dir=str(directory), limits=Limits(heartbeat=_HEARTBEAT))
-    )
-    accelerator.init_trackers(PROJECT, config=dict(config))
+def accelerate(case: Case, config: dict[str, Any], *, is_by_name: bool = False, **arguments: Any) -> None:
+    accelerator = Accelerator(cpu=True, log_with="dist_wandb" if is_by_name else DistWandbTracker(**arguments))
+    accelerator.init_trackers(PROJECT, config=config, init_kwargs={"dist_wandb": arguments} if is_by_name else {})
     case(Accelerated(accelerator))
     accelerator.get_tracker("dist_wandb").finish()
 
 
-def accelerate_by_name(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    accelerator = Accelerator(cpu=True, log_with="dist_wandb")
-    init_kwargs = {"dist_wandb": {"id": name, "dir": str(directory), "limits": {"heartbeat": _HEARTBEAT}}}
-    accelerator.init_trackers(PROJECT, config=dict(config), init_kwargs=init_kwargs)
-    case(Accelerated(accelerator))
-    accelerator.get_tracker("dist_wandb").finish()
-
-
-def as_wandb(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    dist_wandb.init(
-        project=PROJECT, id=name, dir=str(directory), config=dict(config), limits=Limits(heartbeat=_HEARTBEAT)
-    )
-    case(Module())
-    dist_wandb.finish()
-
-
-def transformers(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+def transformers(case: Case, config: dict[str, Any], **arguments: Any) -> None:
     """Its imports are local, because they take as long as a case, and other integrations do not need them."""
     from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 
@@ -245,11 +219,9 @@ def transformers(directory: Path, name: str, config: Mapping[str, Any], case: Ca
             case(Plain(callback.session))
             return {"loss": self.layer(value).mean()}
 
-    callback = DistWandbCallback(
-        PROJECT, id=name, dir=str(directory), config=dict(config), limits=Limits(heartbeat=_HEARTBEAT)
-    )
-    arguments = TrainingArguments(
-        str(directory / "out"),
+    callback = DistWandbCallback(PROJECT, config=config, **arguments)
+    of_trainer = TrainingArguments(
+        f"{arguments['dir']}/out",
         use_cpu=True,
         max_steps=1,
         logging_strategy="no",
@@ -258,7 +230,7 @@ def transformers(directory: Path, name: str, config: Mapping[str, Any], case: Ca
         disable_tqdm=True,
     )
     data = [{"value": torch.ones(1)}] * 2
-    Trainer(CaseModel(), arguments, train_dataset=data, callbacks=[callback]).train()
+    Trainer(CaseModel(), of_trainer, train_dataset=data, callbacks=[callback]).train()
     assert callback.session is not None
     callback.session.finish()
 
@@ -355,24 +327,24 @@ def fails(part: Part) -> None:
     time.sleep(_PATIENCE)
 
 
-INTEGRATIONS = {
+INTEGRATIONS: dict[str, Callable[..., None]] = {
     "plain": plain,
     "lightning": lightning,
     "fabric": fabric,
     "accelerate": accelerate,
-    "accelerate-by-name": accelerate_by_name,
+    "accelerate-by-name": partial(accelerate, is_by_name=True),
     "as-wandb": as_wandb,
     "transformers": transformers,
 }
 CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, guarded, silent, unguarded_run, beside)
-CONFIG: dict[str, Any] = {"lr": 0.1}
 
 
 def main(integration: str, directory: str, which: str) -> None:
     for case in CASES if which == "all" else (fails,):
-        given = {**CONFIG, "odd": object()} if case is odd_config else CONFIG
+        config = {"lr": 0.1, **({"odd": object()} if case is odd_config else {})}
         begin = time.monotonic()
-        INTEGRATIONS[integration](Path(directory), case.__name__.replace("_", "-"), given, case)
+        limits = {"heartbeat": _HEARTBEAT}
+        INTEGRATIONS[integration](case, config, id=case.__name__.replace("_", "-"), dir=directory, limits=limits)
         sys.stdout.write(f"\nTOOK {case.__name__} {time.monotonic() - begin:.1f}\n")
 
 

@@ -61,21 +61,6 @@ def validate(accelerator: Accelerator, step: int) -> None:
     accelerator.get_tracker("wandb").log({"by_name": [step]}, step=step)
 
 
-def no_trainer(directory: str) -> None:
-    """As transformers' no_trainer examples do: initialised everywhere, by name, the run unwrapped on all ranks."""
-    accelerator = Accelerator(cpu=True, log_with="dist_wandb")
-    arguments = {"id": "no_trainer", "dir": directory, "tags": ["a"], "limits": {"heartbeat": 4.0}}
-    accelerator.init_trackers("tests", {"lr": 0.1}, init_kwargs={"wandb": arguments})
-    run = accelerator.get_tracker("wandb", unwrap=True)
-    assert accelerator.get_tracker("dist_wandb", unwrap=True) is run
-    assert run.config["lr"] == 0.1
-    run.summary["best"] = 0.9
-    for epoch in range(STEPS):
-        accelerator.log({"accuracy": epoch + accelerator.process_index, "epoch": epoch}, step=epoch)
-        accelerator.get_tracker("dist_wandb").log({"direct": 2.0 * accelerator.process_index}, step=epoch)
-    finish(accelerator)
-
-
 def main_alone(directory: str) -> None:
     """Everything under a rank check: the other rank skips this run and continues with the next one."""
     limit: dict[str, Any] = {"finish_timeout": 60} if "finish_timeout" in wandb.Settings.model_fields else {}
@@ -86,19 +71,6 @@ def main_alone(directory: str) -> None:
         accelerator.log({"loss": 1.0}, step=1)
         finish(accelerator)
     accelerator.wait_for_everyone()
-
-
-def started_again(directory: str) -> None:
-    """`init_trackers` twice: the run continues without duplicate rows; after `finish`, another run is opened."""
-    accelerator = accelerator_for("again", directory, resume="allow")
-    for start in range(3):
-        accelerator.init_trackers("tests", config={"start": start})
-        accelerator.log({"loss": 10.0 * start + accelerator.process_index})
-        if start == 1:
-            accelerator.wait_for_everyone()  # a rank that is started again after the end belongs to the next run
-            finish(accelerator)
-            accelerator.wait_for_everyone()
-    finish(accelerator)
 
 
 def megatron(directory: str) -> None:
@@ -154,7 +126,7 @@ def finish(accelerator: Accelerator) -> None:
 
 
 def main(directory: str) -> None:
-    for way in (diffusers, no_trainer, main_alone, started_again, megatron, turns, ended):
+    for way in (diffusers, megatron, main_alone, turns, ended):
         way(directory)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.loggers import CSVLogger
 
 from dist_wandb import DistWandbLogger, Limits
 from dist_wandb.settings.plan import check_run_mode
@@ -38,31 +37,23 @@ def work(fabric: Fabric, how: str) -> None:
 
 
 def main(directory: str, strategy: str, *scenarios: str) -> None:
-    """Each scenario is a list of run modes, one for each logger, and perhaps " raises"."""
+    """Each scenario is a run mode, and perhaps " raises"."""
     for scenario in scenarios:
-        modes, _, how = scenario.partition(" ")
+        mode, _, how = scenario.partition(" ")
         place = Path(directory) / scenario.replace(" ", "-")
-        loggers: list[Any] = [
-            DistWandbLogger(
-                save_dir=place,
-                project="tests",
-                id=mode,
-                offline=True,
-                run_mode=check_run_mode(mode),
-                limits=Limits(heartbeat=4.0),  # as `stored.PATIENT`
-            )
-            for mode in modes.split(",")
-        ]
-        table = CSVLogger(str(place), name="csv", flush_logs_every_n_steps=1)
-        fabric = Fabric(accelerator="cpu", strategy=strategy, devices=2, loggers=[*loggers, table])
+        logger = DistWandbLogger(
+            save_dir=place,
+            project="tests",
+            id=mode,
+            offline=True,
+            run_mode=check_run_mode(mode),
+            limits=Limits(heartbeat=4.0),  # as `stored.PATIENT`
+        )
+        fabric = Fabric(accelerator="cpu", strategy=strategy, devices=2, loggers=[logger])
         launch: Any = fabric.launch  # its type knows functions without further arguments only
         is_last = scenario == scenarios[-1]
         with contextlib.nullcontext() if is_last else contextlib.suppress(Exception):
-            if strategy == "ddp":
-                launch()
-                work(fabric, how)
-            else:
-                launch(work, how)
+            launch(work, how)
         sys.stdout.write(f"\nAFTER {scenario}\n")
 
 

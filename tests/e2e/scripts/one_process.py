@@ -16,42 +16,6 @@ import wandb
 import dist_wandb
 
 
-def equal_and_other_steps(run: Any) -> None:
-    run.log({"a": 1}, step=2, commit=False)
-    run.log({"b": 2}, step=4)
-    run.log({"n": 11}, step=5, commit=False)
-    run.log({"n": 12}, step=6)
-    run.log({"tpr": 0.1}, step=7)
-    run.log({"fpr": 0.2}, step=7)
-
-
-def one_name_in_each_call(run: Any) -> None:
-    for step in range(0, 9, 3):
-        for name in ("lr", "loss", "grad_norm"):
-            run.log({name: step + len(name)}, step=step)
-
-
-def steps_and_commit(run: Any) -> None:
-    run.log({"a": 1}, step=3, commit=True)
-    run.log({"b": 2}, step=4)
-    run.log({"c": 3}, step=4, commit=True)
-    run.log({"d": 4}, step=5, commit=False)
-    run.log({"d": 5}, step=5)
-    run.log({"e": 6}, commit=True)
-    run.log({"f": 7}, step=6)
-
-
-def without_steps(run: Any) -> None:
-    run.log({"a": 1}, commit=False)
-    run.log({"b": 2}, commit=False)
-    run.log({"c": 3})
-    run.log({"d": 4}, commit=True)
-    run.log({"e": 5}, commit=False)
-    run.log({"f": 6}, step=2)  # the step of the open row
-    run.log({"g": 7}, step=3)
-    run.log({"h": 8}, commit=False)
-
-
 def without_values(run: Any) -> None:
     run.log({"a": 1}, step=4)
     run.log({}, step=5)
@@ -71,16 +35,6 @@ def values_that_are_not_numbers(run: Any) -> None:
     run.log({"text": "y"}, step=3)
 
 
-def a_users_axis(run: Any) -> None:
-    run.define_metric("epoch")
-    run.define_metric("val/*", step_metric="epoch")
-    run.log({"val/a": 1, "epoch": 1}, step=1)
-    run.log({"val/b": 2}, step=1)
-    run.log({"val/a": 3}, step=2)
-    run.log({"epoch": 5}, step=2)
-    run.log({"val/b": 3}, step=3)
-
-
 def summaries_between(run: Any) -> None:
     run.define_metric("best", summary="max")
     run.log({"a": 1, "best": 5}, step=1)
@@ -94,16 +48,7 @@ def summaries_between(run: Any) -> None:
     run.summary["d"] = 60
 
 
-CASES: tuple[Callable[[Any], None], ...] = (
-    equal_and_other_steps,
-    one_name_in_each_call,
-    steps_and_commit,
-    without_steps,
-    without_values,
-    values_that_are_not_numbers,
-    a_users_axis,
-    summaries_between,
-)
+CASES: tuple[Callable[[Any], None], ...] = (without_values, values_that_are_not_numbers, summaries_between)
 
 
 def directory(*names: str) -> str:

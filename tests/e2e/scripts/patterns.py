@@ -1,26 +1,18 @@
-"""Two ranks, started as two nodes: decorated functions, ranks that never open or end a session, and the examples.
+"""Two ranks, started as two nodes: decorated functions, and the examples.
 
 Scenarios run one after the other, each with its own run id.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import runpy
 import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import torch
 import torch.distributed as dist
-import wandb
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
 
 import dist_wandb
-from dist_wandb import DistWandbError, get_run, wandb_init
+from dist_wandb import get_run, wandb_init
 
 RANK = int(os.environ["RANK"])
 PROJECT = "tests"
@@ -65,24 +57,6 @@ def raising() -> None:
         raise ValueError("rank 1 fails")
 
 
-@wandb_init(project=PROJECT, id="coroutine")
-async def coroutine() -> None:
-    log_rows()
-    await asyncio.sleep(0.01)
-
-
-@wandb_init(project=PROJECT, id="generator")
-def generator() -> Iterator[int]:
-    for step in range(3):
-        get_run().log({"loss": 2.0 * step + RANK}, step=step)
-        yield step
-
-
-@wandb_init(project=PROJECT, id="environment")
-def as_the_environment_says() -> None:
-    log_rows()
-
-
 @wandb_init(project=PROJECT, run_mode="auto", id="decorator")
 def as_the_decorator_says() -> None:
     log_rows()
@@ -100,66 +74,14 @@ def decorated() -> None:
     except ValueError:
         report("raised", RANK)
     dist.barrier()
-    asyncio.run(coroutine())
-    assert list(generator()) == [0, 1, 2]
     os.environ["DIST_WANDB_RUN_MODE"] = "new"
-    as_the_environment_says()
     as_the_decorator_says()
     del os.environ["DIST_WANDB_RUN_MODE"]
     report("outside", RANK, bool(get_run()))
 
 
-def tensors_of_several_ranks() -> None:
-    mesh = init_device_mesh("cpu", (2,))
-    whole = DTensor.from_local(torch.tensor(3.0), mesh, [Replicate()], run_check=False)
-    part = DTensor.from_local(torch.tensor(1.0 + RANK), mesh, [Partial()], run_check=False)
-    with dist_wandb.init(PROJECT, id="dtensors") as run:
-        run.log({"loss": whole}, step=0, weight=whole)
-        if RANK == 0:  # no other rank is needed
-            try:
-                run.log({"loss": part}, step=1)
-            except DistWandbError as error:
-                report("part", error)
-        run.log({"loss": part.full_tensor()}, step=2)
-
-
-def never_ends(directory: Path) -> None:
-    """Rank 0 ends, and rank 1 continues afterwards."""
-    upload = wandb.Settings(finish_timeout=60)  # which would have the ranks' short limit
-    run = dist_wandb.init(
-        PROJECT, id="never-ends", run_mode="shared", limits=dist_wandb.Limits(finish_timeout=2), settings=upload
-    )
-    log_rows()
-    over = directory / "over"
-    if RANK == 0:
-        begin = time.monotonic()
-        run.finish()
-        report("ended", time.monotonic() - begin < 20)
-        over.touch()
-    else:
-        wait_for(over)
-        run.finish()
-
-
-def never_comes() -> None:
-    """Rank 1 opens no session."""
-    if RANK == 0:
-        begin = time.monotonic()
-        with dist_wandb.init(PROJECT, id="never-comes", run_mode="shared", limits=dist_wandb.Limits(join_timeout=2)):
-            log_rows()
-        report("went on", time.monotonic() - begin < 20)
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.05)
-
-
 def main(directory: str, examples: str) -> None:
     decorated()
-    tensors_of_several_ranks()
     for pattern in runpy.run_path(f"{examples}/who_writes.py")["PATTERNS"].values():
         pattern()
     loggers = runpy.run_path(f"{examples}/loggers.py")["WAYS"]
@@ -168,10 +90,6 @@ def main(directory: str, examples: str) -> None:
     os.environ["DIST_WANDB_RUN_MODE"] = "shared"  # so that each rank's numbers are visible in addition to their mean
     for way in runpy.run_path(f"{examples}/parallel.py")["WAYS"].values():
         way(RANK, 2)
-    never_ends(Path(directory))
-    dist.barrier()
-    never_comes()
-    dist.barrier()
     del os.environ["DIST_WANDB_RUN_MODE"]
     loggers["torchtune"]()  # which opens a run on rank 0 alone: the last one of a job
     dist.barrier()

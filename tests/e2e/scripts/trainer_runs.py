@@ -43,8 +43,6 @@ def train(out: str, name: str, *callbacks: DistWandbCallback, report_to: str = "
 
 
 def main(out: str) -> None:
-    train(out, "auto", DistWandbCallback())
-    dist_wandb.finish()
     train(out, "name", report_to="dist_wandb")
     dist_wandb.finish()
     train(out, "sums", DistWandbCallback(run_mode="shared", reduce="sum"))

@@ -4,63 +4,31 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-import torch.distributed as dist
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 from accelerate import accelerator as accelerators
 from accelerate.tracking import GeneralTracker, WandBTracker
 from accelerate.utils import DistributedType, LoggerType
-from accelerate_state import accelerator_with, look_like, reset
+from accelerate_state import Recorder, accelerator_with, look_like, quick, reset
 
 import dist_wandb
-from dist_wandb import DistWandbTracker, get_run
+from dist_wandb import DistWandbTracker
 from dist_wandb.accelerate import wrapping
-from dist_wandb.accelerate.start import INTEGRATION, current_topology
-from dist_wandb.accelerate.wrapping import StandInName
+from dist_wandb.accelerate.start import current_topology
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session import registry
-from dist_wandb.session.job_description import next_job, publish
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
+from dist_wandb.settings.options import Limits
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
-
-
-class Other(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
-    """A tracker that is not ours."""
-
-    requires_logging_directory = False
-
-    def __init__(self, name: str = "other") -> None:
-        self.name = name
-        super().__init__()
-        self.rows: list[dict[str, Any]] = []
-        self.ends = 0
-
-    @property
-    def tracker(self) -> list[dict[str, Any]]:
-        return self.rows
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def log(self, values: dict[str, Any], step: int | None = None, **_kwargs: Any) -> None:
-        self.rows.append({"step": step, **values})
-
-    def finish(self) -> None:
-        self.ends += 1
 
 
 # --- interface of the stock tracker -----------------------------------------------------------------------------------
@@ -139,36 +107,27 @@ def in_place_of(log_with: Any) -> GeneralTracker:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-@pytest.mark.parametrize("make", [DistWandbTracker, lambda: "dist_wandb", lambda: [Other(), "dist_wandb"]])
+@pytest.mark.parametrize("make", [DistWandbTracker, lambda: "dist_wandb", lambda: [Recorder(), "dist_wandb"]])
 def test_as_a_replacement_it_is_found_by_the_stock_trackers_name(make: Callable[[], Any]) -> None:
     name = in_place_of(make()).name
     assert name == "wandb"
     assert name == "dist_wandb"
+    assert name == DistWandbTracker.name
     assert name in ("tensorboard", "wandb")
     assert name not in ("tensorboard", "dist")
     assert not name != "wandb"  # noqa: SIM202  # this operator is meant
+    assert name != "tensorboard"
+    assert name != 1
     assert (f"{name}", {name: 1}) == ("dist_wandb", {"dist_wandb": 1})
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_an_attached_tracker_is_found_by_the_stock_trackers_name() -> None:
-    assert DistWandbTracker.attach(accelerator_with(None)).name == "wandb"
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_together_with_the_stock_tracker_each_has_its_own_name() -> None:
+def test_together_with_the_stock_tracker_each_has_its_own_name_and_arguments(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with([DistWandbTracker(), "wandb"])
-    accelerator.init_trackers("digits")
+    accelerator.init_trackers("digits", init_kwargs={"wandb": {"tags": ["a"]}})
+    assert fake_wandb.arguments == [{"project": "digits"}, {"project": "digits", "tags": ["a"]}]
     assert [str(tracker.name) for tracker in accelerator.trackers if tracker.name == "wandb"] == ["wandb"]
     assert isinstance(accelerator.get_tracker("wandb"), WandBTracker)
     assert isinstance(accelerator.get_tracker("dist_wandb"), DistWandbTracker)
-
-
-def test_a_stand_in_name_equals_only_its_two_names() -> None:
-    assert StandInName("dist_wandb") != "tensorboard"
-    assert StandInName("dist_wandb") == StandInName("dist_wandb")
-    assert StandInName("dist_wandb") != 1
-    assert str(DistWandbTracker.name) == DistWandbTracker.name == "dist_wandb"
 
 
 # --- lists and "all" --------------------------------------------------------------------------------------------------
@@ -187,7 +146,7 @@ def test_all_selects_this_tracker_instead_of_accelerates_own(monkeypatch: pytest
 
 
 def test_all_with_an_instance_selects_that_instance() -> None:
-    tracker, other = DistWandbTracker(), Other()
+    tracker, other = DistWandbTracker(), Recorder()
     found = kinds(["all", tracker, other])
     assert [held for held in found if held in (tracker, other)] == [tracker, other]
     assert not {"wandb", "dist_wandb"} & {held for held in found if isinstance(held, str)}
@@ -223,47 +182,27 @@ def test_an_accelerate_with_another_signature_is_not_patched(monkeypatch: pytest
     assert accelerators.filter_trackers is other
 
 
-def test_all_trackers_of_a_list_get_every_row_once(fake_wandb: FakeWandb) -> None:
-    before, after = Other("before"), Other("after")
-    accelerator = accelerator_with([before, DistWandbTracker(), after])
-    accelerator.init_trackers("digits", init_kwargs=None)
-    accelerator.log({"loss": 0.5}, step=1, log_kwargs=None)
-    assert before.rows == after.rows == [{"step": 1, "loss": 0.5}]
-    assert accelerator.get_tracker("after") is after
-    accelerator.end_training()
-    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
-    assert (before.ends, after.ends, fake_wandb.runs[0].exit_codes) == (1, 1, [None])
-
-
 # --- repeated initialisation ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
 def test_after_a_second_init_trackers_the_run_continues_and_logs_once(fake_wandb: FakeWandb, by_name: bool) -> None:
-    other = Other()
+    other = Recorder()
     accelerator = accelerator_with([other, "dist_wandb" if by_name else DistWandbTracker()])
-    for lr in (0.1, 0.2):
-        accelerator.init_trackers("digits", {"lr": lr}, {"dist_wandb": {"tags": ["a"]}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for lr in (0.1, 0.2):
+            accelerator.init_trackers("digits", {"lr": lr})
     accelerator.log({"loss": 0.5})
     (run,) = fake_wandb.runs
     assert (run.config, run.rows) == ({"lr": 0.2}, [{"loss": 0.5, "global_step": 0}])
-    assert len(other.rows) == 2  # other trackers are called as before
-    accelerator.end_training()
-    assert run.exit_codes == [None]
-
-
-@pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
-def test_arguments_that_an_open_run_cannot_change_are_reported(fake_wandb: FakeWandb, by_name: bool) -> None:
-    accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker())
-    accelerator.init_trackers("digits", {"lr": 0.1})
+    assert sum(call[0] == "log" for call in other.calls) == 2  # other trackers are called as before
     with pytest.warns(
         UserWarning, match=r"again on rank 0 with another 'project', 'tags', but .*finish\(\) on all ranks"
     ):
         accelerator.init_trackers("letters", {"lr": 0.2}, {"dist_wandb": {"tags": ["a"]}})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        accelerator.init_trackers("digits", {"lr": 0.3})
-    assert len(fake_wandb.runs) == 1
+    accelerator.end_training()
+    assert [one.exit_codes for one in fake_wandb.runs] == [[None]]
 
 
 def test_a_session_of_the_script_is_used_as_wandb_uses_an_open_run(fake_wandb: FakeWandb) -> None:
@@ -318,71 +257,37 @@ def test_accelerators_in_a_loop_without_end_training_have_one_run(
     assert "arguments of this call but config have no effect. For another run, call end_training() first" in line
 
 
-def test_two_accelerators_in_turn_have_their_own_runs(fake_wandb: FakeWandb) -> None:
-    for number in (1, 2):
-        accelerator = accelerator_with("dist_wandb")
-        accelerator.init_trackers(f"project-{number}")
-        accelerator.log({"number": number})
-        accelerator.end_training()
-        assert not get_run()
-    assert [[row["number"] for row in run.rows] for run in fake_wandb.runs] == [[1], [2]]
-
-
 # --- on other ranks ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def on_main(store: dist.Store) -> Callable[[int], Session]:  # noqa: ARG001  # they meet there
-    """Return a function that opens the n-th session of the main process in this process too, with a shared store."""
-
-    def open_on_main(number: int) -> Session:
-        options = Options(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
-        main = Topology(0, 0, 0, 2, 2, 1)
-        session = open_session(options, {"id": f"id-{number}"}, integration=INTEGRATION, topology=main, number=number)
-        registry.remove(session)  # of another process
-        return session
-
-    return open_on_main
-
-
-def quick() -> DistWandbTracker:
-    return DistWandbTracker(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
-
-
 @pytest.mark.usefixtures("fake_wandb")
-@pytest.mark.parametrize("is_guarded", [True, False], ids=["guarded", "unguarded"])
-def test_a_rank_skips_sessions_that_ended_without_it(
-    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch, is_guarded: bool
+@pytest.mark.parametrize("way", ["never used, guarded", "never used", "without logs, guarded", "without logs"])
+def test_a_rank_skips_sessions_without_it_and_takes_part_in_the_end(
+    open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     look_like(monkeypatch, rank=1)
-    accelerator_with(quick())  # never used on this rank
-    on_main(1).finish()
-    second = accelerator_with(quick())
-    on_main(2)
-    if not is_guarded:
+    first, second = accelerator_with(quick()), accelerator_with(quick())
+    main = open_main(number=1)
+    is_used = way.startswith("without logs")
+    if not is_used:
+        main.finish()
+    else:
+        first.get_tracker("wandb").finish()
+    open_main(number=2)
+    if is_used:
+        first.get_tracker("wandb").finish()  # without effect
+        assert isinstance(first.get_tracker("wandb").tracker, NullRun)
+    if not way.endswith("guarded"):
         second.init_trackers("digits")
     second.log({"loss": 0.5})
     assert second.get_tracker("dist_wandb").session.id == "id-2"
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_rank_without_logs_takes_part_in_the_end(
-    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["default", "error"])
+def test_a_rank_whose_job_has_ended_can_log_and_end_despite_warnings_as_errors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Literal["default", "error"]
 ) -> None:
-    look_like(monkeypatch, rank=1)
-    first, second = accelerator_with(quick()), accelerator_with(quick())
-    on_main(1)
-    first.get_tracker("wandb").finish()
-    on_main(2)
-    first.get_tracker("wandb").finish()  # without effect
-    second.log({"loss": 0.5})
-    assert second.get_tracker("dist_wandb").session.id == "id-2"
-    assert isinstance(first.get_tracker("wandb").tracker, NullRun)
-
-
-def after_its_job(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
-    """Return the accelerator of rank 1, which has logged a row although the job's store is gone."""
-
     def gone(*_: object) -> None:
         raise RendezvousError("the store is gone")
 
@@ -390,37 +295,23 @@ def after_its_job(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
     accelerator = accelerator_with(quick())
     monkeypatch.setattr(JobStore, "find", gone)
     accelerator.log({"loss": 0.5})
-    return accelerator
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_a_rank_whose_job_has_ended_can_log_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    accelerator = after_its_job(monkeypatch)
-    with pytest.warns(UserWarning, match="Rank 1 logged 1 rows, but the main process has not called"):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(kind)
         accelerator.end_training()
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_warnings_as_errors_do_not_prevent_a_training_from_ending(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    accelerator = after_its_job(monkeypatch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        accelerator.end_training()
-    assert "Rank 1 logged 1 rows, but the main process has not called" in caplog.text
+    given = caplog.text if kind == "error" else str(caught[0].message)
+    assert "Rank 1 logged 1 rows, but the main process has not called" in given
 
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
-    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
+    open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_like(monkeypatch, rank=1)
     accelerator = accelerator_with("dist_wandb")
     accelerator.log({"loss": 0.5}, step=3)
     early = accelerator.get_tracker("dist_wandb")
     assert list(early.late_join.rows)
-    on_main(1)
+    open_main(number=1)
     limits = {"reduce": None, "limits": Limits(join_timeout=30.0, finish_timeout=0.2)}
     accelerator.init_trackers("digits", init_kwargs={"dist_wandb": limits})
     tracker = accelerator.get_tracker("dist_wandb")
@@ -431,47 +322,33 @@ def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_a_rank_ahead_of_the_main_process_does_not_join_the_run_of_an_earlier_turn(
-    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
+    open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_like(monkeypatch, rank=1)
     first, second = accelerator_with(DistWandbTracker(limits=Limits(join_timeout=0.3))), accelerator_with(quick())
     first.log({"loss": 0.5})
     with pytest.warns(UserWarning, match="Rank 1 logged 1 rows, but the main process has not called"):
         first.get_tracker("dist_wandb").finish()
-    on_main(1)
-    on_main(2)
+    open_main(number=1)
+    open_main(number=2)
     second.log({"loss": 0.5})
     assert second.get_tracker("dist_wandb").session.id == "id-2"
-
-
-@pytest.mark.usefixtures("on_main")
-def test_a_description_that_is_published_later_is_waited_for() -> None:
-    topology = Topology(1, 1, 0, 2, 2, 1)
-    assert next_job("behind", topology, 30.0, 0.1) is None
-    options, store = Options(run_mode="new"), JobStore.find("behind/1", topology, 30.0)
-    assert store is not None
-    timer = threading.Timer(0.2, publish, [options, store, {}])
-    timer.start()
-    job = next_job("behind", topology, 30.0, 30.0)
-    assert job is not None
-    assert job["options"]["run_mode"] == "new"
-    timer.join()
 
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_rank_goes_on_with_the_session_of_an_earlier_tracker(
-    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch, ends: bool
+    open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     """Unless the main process, which alone calls `init_trackers` and `end_training`, has ended it."""
     look_like(monkeypatch, rank=1)
     first, second = accelerator_with(quick()), accelerator_with(quick())
-    main = on_main(1)
+    main = open_main(number=1)
     first.log({"loss": 0.5})
     session = first.get_tracker("dist_wandb").session
     if ends:
         main.finish()
-        on_main(2)
+        open_main(number=2)
     second.log({"loss": 0.5})
     found = second.get_tracker("dist_wandb").session
     assert (found is session, found.id) == ((False, "id-2") if ends else (True, "id-1"))

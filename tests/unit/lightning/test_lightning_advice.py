@@ -17,7 +17,6 @@ from lightning.pytorch.trainer.connectors.logger_connector import result
 from lightning.pytorch.utilities.rank_zero import WarningCache
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.lightning import trainers
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -58,27 +57,19 @@ def advised(logger: Any, model: BoringModel | None = None, **arguments: Any) -> 
     return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in messages))
 
 
-def test_lightning_gives_the_advice_with_its_own_loggers() -> None:
-    assert advised(False) == ["loss", "val's"]
-
-
 def test_advice_is_not_given_if_our_logger_reduces() -> None:
     assert advised(DistWandbLogger()) == []
     assert advised([DistWandbLogger(id="a"), DistWandbLogger(id="b", run_mode="new")]) == []
-    assert advised(False) == ["loss", "val's"]  # a later Trainer gets the advice as before
+    model = Module()
+    Fabric(accelerator="cpu", devices=1).setup(model)  # which makes itself the trainer of the module
+    assert advised(DistWandbLogger()) == []
+    assert advised(False) == ["loss", "val's"]  # a later Trainer without our logger gets the advice as before
 
 
 def test_advice_is_given_if_our_logger_does_not_reduce(tmp_path: Path) -> None:
     assert advised(DistWandbLogger(reduce=None)) == ["loss", "val's"]
     result.warning_cache.clear()
     assert advised([DistWandbLogger(), CSVLogger(tmp_path)]) == ["loss", "val's"]
-
-
-def test_a_module_that_fabric_has_set_up_does_not_matter() -> None:
-    model = Module()
-    assert advised(DistWandbLogger(), model) == []
-    Fabric(accelerator="cpu", devices=1).setup(model)  # which makes itself the trainer of the module
-    assert advised(DistWandbLogger()) == []
 
 
 @pytest.mark.parametrize("monitored", ["val's", "loss_epoch"])
@@ -98,18 +89,3 @@ def test_advice_is_given_for_values_monitored_by_a_scheduler() -> None:
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val's"}}
 
     assert advised(DistWandbLogger(), Scheduled()) == ["val's"]
-
-
-def test_lightnings_warning_cache_is_kept_with_its_warnings(
-    cache: WarningCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache.add("something")
-    monkeypatch.setattr(trainers, "_needs_sync_dist", lambda name: name == "kept")
-    trainers.remember(BoringModel())
-    assert result.warning_cache is cache
-    assert "something" in cache
-    assert "something else" not in cache
-    for name, is_known in (("kept", False), ("other", True)):
-        assert (f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when" in cache) is is_known
-    monkeypatch.delattr(result, "warning_cache")
-    trainers.remember(BoringModel())  # as in a version without the cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from collections.abc import Callable
 from copy import deepcopy
@@ -54,63 +53,45 @@ def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """Set the variables that a launcher of two processes sets."""
     for variable, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(variable, str(value))
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
 
 
-def log_media(logger: DistWandbLogger) -> None:
-    logger.log_image("image", ["a.png"], step=1)
-    logger.log_audio("audio", ["a.wav"], step=1)
-    logger.log_video("video", ["a.mp4"], step=1)
-    logger.log_table("table", columns=["a"], data=[[1]], step=1)
-    logger.log_text("text", columns=["a"], data=[["b"]], step=1)
-
-
-KINDS = ["Image", "Audio", "Video", "Table", "Table"]
-NAMES = ["image", "audio", "video", "table", "text"]
+NAMES = {"image": "Image", "audio": "Audio", "video": "Video", "table": "Table", "text": "Table"}
 
 
 # --- media ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("mode", "rank", "prefix"),
-    [("auto", 0, ""), ("auto", 1, None), ("shared", 0, ""), ("shared", 1, "rank-1/"), ("new", 0, ""), ("new", 1, "")],
+    ("mode", "rank", "per_rank", "written"),
+    [
+        ("auto", 0, "auto", NAMES),
+        ("auto", 1, "auto", None),
+        ("shared", 0, "auto", NAMES),
+        ("shared", 1, "auto", [f"rank-1/{name}" for name in NAMES]),
+        ("shared", 1, "im*", ["rank-1/image"]),
+        ("new", 1, "auto", NAMES),
+    ],
 )
 def test_media_are_logged_only_on_ranks_with_a_run(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, made: list[str], mode: Any, rank: int, prefix: str | None
-) -> None:
-    as_rank(monkeypatch, rank)
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
-    logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
-    log_media(logger)
-    registry.open_sessions()[0].finish()
-    if prefix is None:
-        assert (made, fake_wandb.runs) == ([], [])  # nothing was written to disk needlessly
-    else:
-        assert made == KINDS
-        assert [set(row) for row in fake_wandb.runs[0].rows] == [{prefix + name, STEP} for name in NAMES]
-
-
-@pytest.mark.parametrize(
-    ("per_rank", "reduce", "named"),
-    [(True, "auto", NAMES), ("im*", "auto", ["image"]), (False, "auto", []), (True, None, NAMES)],
-)
-def test_in_a_shared_run_per_rank_selects_the_media_of_other_ranks(
     monkeypatch: pytest.MonkeyPatch,
     fake_wandb: FakeWandb,
     made: list[str],
+    mode: Any,
+    rank: int,
     per_rank: Any,
-    reduce: Any,
-    named: list[str],
+    written: Any,
 ) -> None:
-    as_rank(monkeypatch, 1)
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
-    limits: dict[str, Any] = {**SHORT, "reduce": reduce}
-    logger = DistWandbLogger(id="exp", run_mode="shared", offline=True, per_rank=per_rank, **limits)
-    log_media(logger)
+    as_rank(monkeypatch, rank)
+    logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, per_rank=per_rank, **SHORT)
+    logger.log_image("image", ["a.png"], step=1)
+    logger.log_audio("audio", ["a.wav"], step=1)
+    logger.log_video("video", ["a.mp4"], step=1)
+    logger.log_table("table", columns=["a"], data=[[1]], step=1)
+    logger.log_text("text", columns=["a"], data=[["b"]], step=1)
     registry.open_sessions()[0].finish()
-    assert made == KINDS
-    written = [name for row in fake_wandb.runs[0].rows for name in row if name != STEP]
-    assert written == [f"rank-1/{name}" for name in named]
+    assert made == ([] if written is None else list(NAMES.values())), "a rank without a run writes no files needlessly"
+    assert [set(row) for run in fake_wandb.runs for row in run.rows] == [{name, STEP} for name in written or ()]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +101,6 @@ def test_watched_values_are_logged_by_the_writer_of_plain_names(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, mode: Any, rank: int, watches: bool
 ) -> None:
     as_rank(monkeypatch, rank)
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
     logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
     watch = mock.Mock()
     _ = logger.experiment
@@ -131,6 +111,18 @@ def test_watched_values_are_logged_by_the_writer_of_plain_names(
     logger.watch(module, log="all", log_freq=7)
     calls = [mock.call(module, log="all", log_freq=7, log_graph=True)]
     assert watch.call_args_list == (calls if watches else [])
+
+
+@pytest.mark.parametrize(("rank", "lr"), [(0, 0.2), (1, 0.1)])
+def test_in_a_shared_run_secondaries_do_not_overwrite_the_primarys_config(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, rank: int, lr: float
+) -> None:
+    as_rank(monkeypatch, rank)
+    logger = DistWandbLogger(id="exp", run_mode="shared", config={"lr": 0.1}, offline=True, **SHORT)
+    _ = logger.experiment
+    logger.log_hyperparams({"lr": 0.2, "new": 1})
+    assert dict(fake_wandb.runs[0].config) == {"lr": lr, "new": 1}
+    registry.open_sessions()[0].finish()
 
 
 # --- several loggers in one process -----------------------------------------------------------------------------------
@@ -154,21 +146,12 @@ def test_two_loggers_with_ids_have_a_run_each(
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": 1.0, STEP: 0}], [{"loss": 2.0, STEP: 0}]]
 
 
-def test_two_loggers_with_ids_have_a_run_each_if_children_continue_them(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb
+@pytest.mark.parametrize(("is_the_users", "run_id"), [(False, None), (False, "a"), (True, "other")])
+def test_a_logger_without_an_id_of_its_own_and_any_beside_a_users_run_use_the_run_in_progress(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, is_the_users: bool, run_id: str | None
 ) -> None:
-    for name in "ab":
-        pickle.dumps(DistWandbLogger(id=name))
-        live(fake_wandb.runs[0], monkeypatch)
-    assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a", "b"]
-
-
-@pytest.mark.parametrize("run_id", [None, "a"], ids=str)
-def test_a_logger_without_an_id_of_its_own_uses_the_run_in_progress(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, run_id: str | None
-) -> None:
-    first = DistWandbLogger(id="a").experiment
-    live(fake_wandb.runs[0], monkeypatch)
+    first: Any = fake_wandb.init(id="a") if is_the_users else DistWandbLogger(id="a").experiment
+    live(first, monkeypatch)
     with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
         assert DistWandbLogger(id=run_id).experiment is first
 
@@ -180,7 +163,6 @@ def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
 ) -> None:
     """As in one process: a loop over folds that finishes no run has one. A copy of a logger shares its session."""
     as_rank(monkeypatch, rank)
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
     first = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
     first.log_metrics({"loss": 1.0}, 0)
     if fake_wandb.runs:
@@ -207,17 +189,9 @@ def test_arguments_without_effect_are_named(monkeypatch: pytest.MonkeyPatch, fak
         _ = DistWandbLogger(name="fold-0").experiment
 
 
-def test_a_users_own_run_is_used_as_by_the_stock_logger(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
-    mine: Any = fake_wandb.init(id="mine")
-    live(mine, monkeypatch)
-    with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
-        assert DistWandbLogger(id="other").experiment is mine
-
-
 def test_arguments_that_are_none_count_as_not_given(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
     """LightningCLI passes all arguments of `wandb.init`, most of them as `None`."""
     as_rank(monkeypatch, 0)
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
     unsaid: dict[str, Any] = dict.fromkeys(("reinit", "mode", "resume", "settings", "group", "config", "tags"))
     for name in "ab":
         logger = DistWandbLogger(id=name, run_mode="new", offline=True, **unsaid, **SHORT)

@@ -13,15 +13,7 @@ from dist_wandb.wandb_files.reading import read_history
 
 pytestmark = pytest.mark.cold  # a warm interpreter has imported `lightning`
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 WITHOUT_LIGHTNING = 'import sys; sys.modules["lightning"] = None\n'
-# In the name space `pytorch_lightning` these files are run as well: in full, or the tests that use Lightning's classes.
-IN_BOTH = {
-    "test_lightning_demands.py": "",
-    "test_lightning_weights.py": "uneven",
-    "test_lightning_advice.py": "not_given_if_our_logger or gives_the_advice",
-    "test_timings.py": "",
-}
 
 
 def run(directory: Path, code: str) -> None:
@@ -111,25 +103,3 @@ logger.experiment.finish()
     (stored,) = ended_runs(tmp_path, 1)
     rows = read_history(stored.path)
     assert [(row["trainer/global_step"], row["loss"]) for row in rows] == [(0, 0), (1, 0.5), (2, 1)]
-
-
-@pytest.mark.slow
-@pytest.mark.newest
-@pytest.mark.source
-def test_what_is_tested_with_lightning_holds_without_it(tmp_path: Path) -> None:
-    """Runs the text of other test files with the other names, as Lightning does to make `pytorch_lightning`."""
-    (tmp_path / "without_lightning.py").write_text(WITHOUT_LIGHTNING)
-    chosen: list[str] = []
-    for name, words in IN_BOTH.items():
-        text = (HERE / name).read_text(encoding="utf-8")
-        text = text.replace("lightning.pytorch", "pytorch_lightning").replace("lightning.fabric", "lightning_fabric")
-        (tmp_path / name).write_text(text.replace("import lightning\n", "import pytorch_lightning as lightning\n"))
-        chosen.append(f"({name.removesuffix('.py')} and ({words}))" if words else name.removesuffix(".py"))
-    plugins = ["-p", "without_lightning", "-p", "conftest", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    options = [f"--config-file={ROOT / 'pyproject.toml'}", "-q", "-k", " or ".join(chosen), "-m", "not slow"]
-    environment = clean_environment()
-    paths = (tmp_path, ROOT / "tests", *(Path(one) for one in environment.get("PYTHONPATH", "").split(":") if one))
-    environment["PYTHONPATH"] = ":".join(map(str, paths))
-    command = [sys.executable, "-m", "pytest", *plugins, *options, str(tmp_path)]
-    finished = run_job(command, cwd=tmp_path, environment=environment).check()
-    assert "skipped" not in finished.output

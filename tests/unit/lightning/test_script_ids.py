@@ -40,20 +40,13 @@ def file_in(directory: Path) -> Path:
     return found
 
 
-def test_a_child_takes_the_ids_of_its_parent_in_order(tmp_path: Path, child: Child) -> None:
+def test_a_child_takes_the_ids_of_its_parent_in_order_and_offers_nothing(tmp_path: Path, child: Child) -> None:
     ids = ScriptIds(tmp_path)
     assert (ids.next_id("first"), ids.next_id("second")) == ((0, "first"), (1, "second"))
+    ids.offer(0, "of the run")  # known later
     twin = child()
-    assert [twin.next_id("own"), twin.next_id("own"), twin.next_id("own")] == [(0, "first"), (1, "second"), (2, "own")]
-
-
-def test_an_id_known_later_replaces_the_one_offered(tmp_path: Path, child: Child) -> None:
-    ids = ScriptIds(tmp_path)
-    ids.next_id("first")
-    ids.next_id("second")
-    ids.offer(0, "of the run")
-    twin = child()
-    assert [twin.next_id("own")[1], twin.next_id("own")[1]] == ["of the run", "second"]
+    assert [twin.next_id("own") for _ in range(3)] == [(0, "of the run"), (1, "second"), (2, "own")]
+    assert file_in(tmp_path).read_text() == '["of the run", "second"]'
 
 
 def test_a_child_is_told_of_the_run(tmp_path: Path, child: Child) -> None:
@@ -67,11 +60,6 @@ def test_a_child_is_told_of_the_run(tmp_path: Path, child: Child) -> None:
     assert [twin.run_of(number) for number in range(3)] == [{"config": {"lr": 0.1}}, {}, {}]
 
 
-def test_a_child_offers_nothing(tmp_path: Path, child: Child) -> None:
-    child().next_id("own")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_child_uses_its_own_id_if_the_parent_offers_none(tmp_path: Path, child: Child) -> None:
     ScriptIds(tmp_path).offer(1, "second")
     twin = child()
@@ -82,35 +70,29 @@ def test_a_process_without_a_parent_offers_only_its_own_ids(tmp_path: Path) -> N
     ScriptIds(tmp_path).next_id("of before")
     assert ScriptIds(tmp_path).next_id("own") == (0, "own")
     assert file_in(tmp_path).read_text() == '["own"]'
+    assert ScriptIds(tmp_path / "missing").next_id("first") == (0, "first"), "ids are passed later"
 
 
-def test_ids_of_another_process_are_not_taken(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"a": 1}', "3", "[1", "[[1]]", "[[]]", "of another user", "of a stranger"]
+)
+def test_a_file_that_is_not_the_parents_or_damaged_is_ignored(
+    tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
     ScriptIds(tmp_path).next_id("first")
     twin = child()
-    monkeypatch.setattr(os, "getppid", lambda: os.getpid() + 1)
+    if content == "of another user":
+        give_away(file_in(tmp_path), monkeypatch)
+    elif content == "of a stranger":
+        monkeypatch.setattr(os, "getppid", lambda: os.getpid() + 1)
+    else:
+        file_in(tmp_path).write_text(content)
     assert twin.next_id("own") == (0, "own")
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "3", "[1", "[[1]]", "[[]]"])
-def test_a_damaged_file_is_ignored(tmp_path: Path, child: Child, content: str) -> None:
-    ScriptIds(tmp_path).next_id("first")
-    file_in(tmp_path).write_text(content)
-    assert child().next_id("own") == (0, "own")
-
-
-def test_a_file_of_another_user_is_not_trusted(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    ScriptIds(tmp_path).next_id("first")
-    give_away(file_in(tmp_path), monkeypatch)
-    assert child().next_id("own") == (0, "own")
 
 
 def test_only_this_user_may_read_the_file(tmp_path: Path) -> None:
     ScriptIds(tmp_path).next_id("first")
     assert file_in(tmp_path).stat().st_mode & 0o077 == 0
-
-
-def test_if_the_file_cannot_be_written_ids_are_passed_later(tmp_path: Path) -> None:
-    assert ScriptIds(tmp_path / "missing").next_id("first") == (0, "first")
 
 
 def test_the_file_is_removed_with_its_process_and_the_environment_unchanged(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
-from dist_wandb import ConfigurationError, DistWandbCallback
+from dist_wandb import DistWandbCallback
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -65,10 +65,10 @@ def test_a_step_passes_through_its_parts_in_order(
     assert all(row[f"time/{part}"] > 0 for row in rows for part in ("data", "forward", "backward", "optimizer"))
 
 
-def test_without_timings_nothing_is_measured(parts: list[str | None], whole_run: FakeWandb, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("whole_run")
+def test_without_timings_nothing_is_measured(parts: list[str | None], tmp_path: Path) -> None:
     train(tmp_path, callback=DistWandbCallback())
     assert parts == []
-    assert not any("time/forward" in row for row in whole_run.runs[0].rows)
 
 
 @pytest.mark.usefixtures("whole_run")
@@ -100,8 +100,3 @@ def test_all_hooks_are_removed_at_the_end_and_after_a_failure(parts: list[str | 
 def test_a_compiled_model_is_not_measured(parts: list[str | None], tmp_path: Path) -> None:
     train(tmp_path, torch_compile=True, torch_compile_backend="eager")
     assert [part for part in parts if part is not None] == ["data", "data", "optimizer", "data", "optimizer"]
-
-
-def test_values_that_are_not_booleans_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="timings='data' is neither True nor False"):
-        DistWandbCallback(timings="data")  # type: ignore[arg-type]
