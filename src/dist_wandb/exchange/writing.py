@@ -152,6 +152,8 @@ class Writing:
             commit = commit if one.commit is None else one.commit
         values.update(own)
         if not values:
+            if commit:
+                self.end_row()
             return
         follows = max((one.follows for one in row.own), default=None)
         self._rows.act(follows)

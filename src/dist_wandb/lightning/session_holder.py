@@ -309,8 +309,7 @@ class NullExperiment(NullRun, OfLightning):
         """Accept and ignore."""
 
     def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
-        session = self._session
-        if session is not None:
+        if (session := self._session) is not None:
             session.log(data, step, commit=commit)
 
     def define_metric(self, *args: Any, **kwargs: Any) -> Any:
@@ -319,8 +318,7 @@ class NullExperiment(NullRun, OfLightning):
         return NullPart() if session is None else session.run.define_metric(*args, **kwargs)
 
     def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
-        session = self._session
-        if session is not None:
+        if (session := self._session) is not None:
             session.finish(exit_code)
 
     @property

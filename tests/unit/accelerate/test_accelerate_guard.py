@@ -239,9 +239,11 @@ def test_arguments_that_cannot_be_honoured_are_refused_by_the_constructor(
 
 def test_init_trackers_reaches_an_instance(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with(DistWandbTracker())
-    accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": {"tags": ["a"]}})
-    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"], "config": {"lr": 0.1}}]
-    assert fake_wandb.runs[0].config == {"lr": 0.1}
+    arguments = {"tags": ["a"], "config": {"lr": 0.2, "more": 1}}
+    accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": arguments})
+    both = {"lr": 0.1, "more": 1}  # from the start, for ranks that read them
+    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"], "config": both}]
+    assert fake_wandb.runs[0].config == both
 
 
 def test_arguments_of_the_constructor_take_precedence_over_init_trackers(fake_wandb: FakeWandb) -> None:
