@@ -296,8 +296,7 @@ class NullExperiment(NullRun, OfLightning):
 
     @property
     def step(self) -> int:
-        session = self._session
-        return 0 if session is None else session.step
+        return 0 if (session := self._session) is None else session.step
 
     @property
     def summary(self) -> NullSummary:
@@ -314,8 +313,7 @@ class NullExperiment(NullRun, OfLightning):
 
     def define_metric(self, *args: Any, **kwargs: Any) -> Any:
         """Define a metric for this rank's reads of the summary, and for its axes, like `define_metric` of a run."""
-        session = self._session
-        return NullPart() if session is None else session.run.define_metric(*args, **kwargs)
+        return NullPart() if (session := self._session) is None else session.run.define_metric(*args, **kwargs)
 
     def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
         if (session := self._session) is not None:

@@ -33,7 +33,7 @@ from dist_wandb.session.relay.relay import Children
 from dist_wandb.session.shutdown import LEAST_TO_END, LifeCycle, Shutdown
 from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.settings.reduction import TIMES, check_patterns, check_per_rank
+from dist_wandb.settings.reduction import check_patterns, check_per_rank
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,7 +86,7 @@ class Session(AsRun):
             own.writer,
             self.options.reductions,
             check_per_rank(self.options.per_rank),
-            (*check_patterns("spread", self.options.spread), f"{TIMES}*"),
+            check_patterns("spread", self.options.spread),
             lambda: own.user_axes,
             own.summary.keep,
             own.summary.act,
