@@ -37,9 +37,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
 from dist_wandb.runs import interception
 from dist_wandb.runs.run_metadata import chosen_config
-from dist_wandb.session import inherited_rank, job_description, opener, registry
-from dist_wandb.session.restart import resuming
-from dist_wandb.session.restart import store as restart_store
+from dist_wandb.session import inherited_rank, job_description, opener, registry, restart
 from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls import watcher
@@ -295,8 +293,8 @@ def fake_wandb(
     monkeypatch.setattr(job_description, "_behind", set())
     monkeypatch.setattr(watcher, "begin", lambda *_: None)  # ranks that are threads would have one each
     monkeypatch.setattr(leftovers, "_leftovers", [])
-    monkeypatch.setattr(resuming, "_started", Counter())
-    monkeypatch.setattr(restart_store, "_notices", Notices())
+    monkeypatch.setattr(restart, "_started", Counter())
+    monkeypatch.setattr(restart, "_notices", Notices())
     monkeypatch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
     monkeypatch.setattr(pacing, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together
     monkeypatch.chdir(tmp_path)

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from wandb.sdk.wandb_alerts import AlertLevel as AlertLevel
 
     from dist_wandb.accelerate import DistWandbTracker as DistWandbTracker
+    from dist_wandb.as_wandb import agent as agent
     from dist_wandb.as_wandb import alert as alert
     from dist_wandb.as_wandb import finish as finish
     from dist_wandb.as_wandb import join as join
@@ -86,7 +87,6 @@ if TYPE_CHECKING:
     from dist_wandb.runs.null_run import NullRun
     from dist_wandb.session.api import get_run, init
     from dist_wandb.session.session import Session
-    from dist_wandb.session.sweep_agents import agent as agent
     from dist_wandb.settings.options import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.transformers import DistWandbCallback as DistWandbCallback
@@ -129,9 +129,9 @@ _ROOMS = {
     "LocalRun": "reading.runs",
     "NullRun": "runs.null_run",
     "RunPlan": "settings.plan",
-    "agent": "session.sweep_agents",
     "Session": "session.session",
     "Topology": "job.model",
+    "agent": "as_wandb",
     "gathered": "payloads.gathers",
     "get_run": "session.api",
     "init": "session.api",

@@ -13,13 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dist_wandb.errors import DistWandbError
-from dist_wandb.job.model import Topology
+from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore
+from dist_wandb.job.timed_caller import poll
 from dist_wandb.runs import run_metadata
+from dist_wandb.session import inherited_rank
+from dist_wandb.session.job_description import ONE_AGENT, ask
 from dist_wandb.session.registry import current, history, in_scope, open_sessions
+from dist_wandb.settings.options import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from dist_wandb.payloads.scalars import Weight
+
+_OTHER_AGENTS = 5.0  # seconds in which rank 0 expects the other ranks to call `agent`, too, before it takes a trial
 
 
 def log(
@@ -115,6 +121,53 @@ use_model: _Acting = _acting("use_model")
 watch: _Acting = _acting("watch")
 
 
+def agent(
+    sweep_id: str,
+    function: Callable[..., Any] | None = None,
+    entity: str | None = None,
+    project: str | None = None,
+    count: int | None = None,
+    **others: Any,
+) -> Any:
+    """Start an agent of a sweep: `wandb.agent`, with the same arguments. Refused on several ranks of a job.
+
+    Args:
+        sweep_id: Id of the sweep.
+        function: Called for each trial; if `None`, the agent starts the sweep's program.
+        entity: Owner of the sweep.
+        project: Project of the sweep.
+        count: Number of trials.
+        others: Further arguments of later versions of wandb.
+
+    Raises:
+        ConfigurationError: Another rank of this job starts an agent, too.
+    """
+    _refuse_several_agents()
+    return run_metadata.of_wandb("agent")(
+        sweep_id, function=function, entity=entity, project=project, count=count, **others
+    )
+
+
+def _refuse_several_agents() -> None:
+    topology = inherited_rank.detect_or_none()
+    if topology is None or topology.world_size == 1:
+        return
+    try:
+        store = JobStore.find("dist_wandb.agent", topology, DEFAULT_LIMITS.join_timeout)
+    except RendezvousError:  # `init` raises it
+        return
+    rank, called = topology.global_rank, "called"
+    if topology.is_coordinator:
+        wait = lambda store: poll(lambda: store.has([called]) or None, _OTHER_AGENTS, LONGEST_PAUSE)  # noqa: E731
+        if not ask(store, wait, None, 2 * _OTHER_AGENTS):
+            return
+    else:
+        ask(store, lambda store: store.publish(called, rank), None)
+    raise ConfigurationError(
+        f"wandb.agent was called on rank {rank} of {topology.world_size}, and on other ranks as well. {ONE_AGENT}"
+    )
+
+
 def of_current(name: str) -> Any:
     """Return ``wandb.run``, ``wandb.config`` or ``wandb.summary``: the current session, its config, or its summary.
 
@@ -133,9 +186,8 @@ def _why_not() -> str:
         )
     if history.has_begun:
         return "The session of dist_wandb has been finished."
-    try:
-        topology = Topology.detect()
-    except DistWandbError:  # `init` raises it
+    topology = inherited_rank.detect_or_none()
+    if topology is None:
         return "No session of dist_wandb is open in this process."
     if topology.world_size == 1:
         return "No session of dist_wandb is open."

@@ -1,7 +1,7 @@
 """One contract for all integrations: the same cases, two ranks each, give the same runs with each of them.
 
 Behaviour of the session itself, which all of them share, is tested once, elsewhere: modes and scopes in
-`e2e/test_real_runs.py` and `e2e/test_online_modes.py`, restarts in `e2e/test_restart.py`, faults in
+`e2e/test_hosts.py` and `e2e/test_launchers.py`, restarts in `e2e/test_restart.py`, faults in
 `e2e/test_faults.py` and `tests/chaos`, offline runs and their upload in `e2e/test_sync.py`.
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from processes import Finished, clean_environment, run_job, torchrun
@@ -41,11 +40,3 @@ def test_every_rank_reads_the_config_of_a_sweep_and_later_changes_by_rank_0(tmp_
     assert finished.output.count("UserWarning") == sum(shown) + 1
     assert finished.lines("SAW new ") == ["SAW new exp-new 0.5", "SAW new exp-new-rank-1 0.5"]
     assert [stored.config["lr"] for stored in ended_runs(tmp_path / "new", 2)] == [0.5] * 2
-
-
-def test_every_rank_of_a_trainer_reads_and_writes_the_config(tmp_path: Path) -> None:
-    finished = run([sys.executable, SCRIPTS / "config_lightning.py", str(tmp_path)], cwd=tmp_path)
-    config = {"lr": 0.1, "model": REFUSED, "written": [1, 2], "width": 2, "steps": 7}
-    assert [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")] == [config] * 2
-    (stored,) = ended_runs(tmp_path, 1)
-    assert stored.config == config

@@ -36,9 +36,7 @@ def loss(run: RecordedRun) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("run_mode", "ends", "code", "codes"),
     [
-        ("shared", ("ends", "is late"), 0, (0, 0)),
-        ("shared", ("ends at last", "is late at last"), 0, (0, 0)),
-        ("shared", ("ends", "raises"), 1, (0, 1)),
+        ("shared", ("destroys the group at last", "is late at last"), 0, (0, 0)),
         ("shared", ("ends at last", "exits with 3 at last"), 3, (0, 3)),
         ("shared", ("ends", "is killed"), 1, (0, -signal.SIGKILL)),
         ("auto", ("ends at last", "raises at last"), 1, (0, 1)),

@@ -69,10 +69,3 @@ def test_through_accelerate(directory: Path) -> None:
     (run,) = ended_runs(directory / "accelerate", 1)
     check_table(run)
     check_images(run, ["rank 0", "rank 1", "rank 1"], "global_step", [100, 101, 101])
-
-
-def test_in_one_row_with_numbers(directory: Path) -> None:
-    (run,) = ended_runs(directory / "plain", 1)
-    check_table(run)
-    (row,) = history_of(run).rows
-    assert (row["loss"], row["table._type"], row["table.nrows"]) == (0.5, "table-file", 3)

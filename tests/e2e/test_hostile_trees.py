@@ -276,103 +276,23 @@ RESUMED = (
     *("code-click", "settings", "run-is-a-pipe", "run-links-to-zeros", "run-is-sparse", "uploads-of-pipes"),
     "kind-of-the-future",
 )
-Resume = Callable[[list[dict[str, Any]]], list[str]]
 
 
-@pytest.fixture
-def resume(someone: Victim, tmp_path: Path) -> Resume:
-    """Start offline jobs one after the other, with a directory and arguments; return their outputs."""
-
-    def start(orders: list[dict[str, Any]]) -> list[str]:
-        environment = someone.environment(WANDB_MODE="offline")
-        for number, order in enumerate(orders):
-            order |= {"cwd": str(someone.workplace), "output": str(tmp_path / f"output-{number}"), "limit": HANGS}
-            order |= {"environment": environment}
-        list_of_them = tmp_path / "orders.json"
-        list_of_them.write_text(json.dumps(orders))
-        words = [sys.executable, str(RESUMED_AMONG), str(list_of_them)]
-        finished = run_job(words, cwd=tmp_path, environment=clean_environment(PYTHONPATH=SOURCES), timeout=LONGEST)
-        results = json.loads(finished.check().output)
-        commands = [_command(order["dir"], one) for order, one in zip(orders, results, strict=True)]
-        for one in commands:
-            one.check()
-            assert one.code == 0, one.out
-        return [one.out for one in commands]
-
-    return start
-
-
-def rows_of_the_newest(place: Path) -> tuple[str, list[int]]:
-    """Return id and steps of the run that was written last."""
-    newest = max(place.glob("wandb/offline-run-2*/run-*.wandb"), key=lambda path: path.parent.name)
-    return read_run(newest).run_id, [row["global_step"] for row in read_history(newest)]
-
-
-def test_training_resumes_from_a_sound_file_among_hostile_ones(someone: Victim, resume: Resume, trees_at: Path) -> None:
+def test_training_resumes_from_a_sound_file_among_hostile_ones(someone: Victim, trees_at: Path, tmp_path: Path) -> None:
     hostile.plant([TREES[name] for name in RESUMED], trees_at, someone)
     for name in RESUMED:
         directory = write_run(trees_at / name, name, stamp="20250101_000000")
         os.utime(directory / f"run-{name}.wandb", (LONG_AGO - 1000,) * 2)
-    outputs = resume([{"dir": str(trees_at / name), "arguments": {"id": name, "resume": "allow"}} for name in RESUMED])
-    found = {name: rows_of_the_newest(trees_at / name) for name in RESUMED}
-    assert found == {name: (name, [3, 4]) for name in RESUMED}, outputs
-
-
-def test_a_restart_record_of_a_stranger_is_rejected(someone: Victim, resume: Resume, trees_at: Path) -> None:
-    killed = {"dir": str(trees_at / "killed"), "arguments": {"resume": "auto"}, "is_killed": True}
-    (trees_at / "killed").mkdir(parents=True)
-    resume([killed])
-    for left in someone.temporary.iterdir():  # of wandb's process, which was killed
-        left.unlink()
-    (note,) = (trees_at / "killed").glob("wandb/dist-wandb-resume/latest-*.json")
-    base_id = json.loads(note.read_text())["base_id"]
-    expected = {"sound": "continues the run"}
-    for name, (problem_pattern, make) in hostile.NOTES.items():
-        make(place_of_note(trees_at / name, note.name), note.read_bytes(), someone)
-        expected[name] = problem_pattern
-    place_of_note(trees_at / "sound", note.name).write_bytes(note.read_bytes())
-    if os.getuid() == 0:
-        hostile.note_of_a_stranger(place_of_note(trees_at / "stranger", note.name), note.read_bytes())
-        expected["stranger"] = "belongs to user"
-    outputs = resume([{"dir": str(trees_at / name), "arguments": {"resume": "auto"}} for name in expected])
-    for (name, problem_pattern), output in zip(expected.items(), outputs, strict=True):
-        about = [
-            line for line in output.splitlines() if re.match(f"dist_wandb: (?!run_mode=).*{problem_pattern}", line)
-        ]
-        assert 1 <= len(about) <= 2, f"{name}: {output}"  # the second if no restart record can be written there
-        assert (rows_of_the_newest(trees_at / name)[0] == base_id) == (name == "sound"), f"{name}: {output}"
-
-
-WANDBS_NOTES: dict[str, Callable[[Path, Path], object]] = {
-    "id": lambda path, _: path.write_text('{"run_id": "of-a-stranger"}'),
-    "link": lambda path, secret: path.symlink_to(secret),
-    "hard-link": lambda path, secret: path.hardlink_to(secret),
-    "dangling-link": lambda path, secret: path.symlink_to(secret.with_name("new")),
-    "pipe": lambda path, _: os.mkfifo(path),
-    "zeros": lambda path, _: path.symlink_to("/dev/zero"),
-    "list": lambda path, _: path.write_text("[1]"),
-    "null": lambda path, _: path.write_text("null"),
-}
-"""By name, functions that leave something in place of W&B's own record of ``resume="auto"``."""
-
-
-def test_wandbs_own_restart_record_is_not_followed(resume: Resume, trees_at: Path, tmp_path: Path) -> None:
-    """It is in the run's directory, in which others may write; W&B checks neither its kind nor its owner."""
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-    for name, leave in WANDBS_NOTES.items():
-        (trees_at / name / "wandb").mkdir(parents=True)
-        leave(trees_at / name / "wandb" / "wandb-resume.json", secret)
-    resume([{"dir": str(trees_at / name), "arguments": {"resume": "auto"}} for name in WANDBS_NOTES])
-    assert secret.read_text() == "secret"
-    assert not secret.with_name("new").exists()
-    for name in WANDBS_NOTES:
-        run_id, steps = rows_of_the_newest(trees_at / name)
-        assert (run_id == "of-a-stranger", steps) == (False, [0, 1]), name
-
-
-def place_of_note(place: Path, name: str) -> Path:
-    """Return the path at which a start in a directory searches for its restart record."""
-    directory = place / "wandb" / "dist-wandb-resume"
-    directory.mkdir(parents=True, mode=0o700)
-    return directory / name
+    same = {"cwd": str(someone.workplace), "limit": HANGS, "environment": someone.environment(WANDB_MODE="offline")}
+    orders = [{**same, "id": name, "dir": str(trees_at / name), "output": str(tmp_path / name)} for name in RESUMED]
+    list_of_them = tmp_path / "orders.json"
+    list_of_them.write_text(json.dumps(orders))
+    words = [sys.executable, str(RESUMED_AMONG), str(list_of_them)]
+    finished = run_job(words, cwd=tmp_path, environment=clean_environment(PYTHONPATH=SOURCES), timeout=LONGEST).check()
+    for name, result in zip(RESUMED, json.loads(finished.output), strict=True):
+        job = _command(name, result)
+        job.check()
+        assert job.code == 0, job.out
+        newest = max((trees_at / name).glob("wandb/offline-run-2*/run-*.wandb"), key=lambda path: path.parent.name)
+        assert read_run(newest).run_id == name
+        assert [row["global_step"] for row in read_history(newest)] == [3, 4], job.out

@@ -1,170 +1,54 @@
-"""Jobs on several hosts with separate addresses: their runs on disk, and their behaviour if a host is cut off.
+"""A job on two hosts with separate addresses, and its runs on disk. For a host that is cut off see test_hosts_tree.py.
 
 The hosts are network namespaces. If these cannot be created, the same jobs run on loopback, with a warning.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-from history import History
-from hosts import Hosts, hosts, ranks_on, torchrun_on
-from processes import Finished, Job, clean_environment, run_job, started
-from stored import COMBINATIONS, ROWS, Rank, check_runs, ended_runs, vector
-
-from dist_wandb.wandb_files.reading import read_history
+from hosts import hosts, torchrun_on
+from processes import Finished, clean_environment, run_job
+from stored import COMBINATIONS, ROWS, check_runs, ended_runs, vector
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
-LAST = {"global_step": ROWS - 1}
-
-
-def environment(**extra: str) -> dict[str, str]:
-    return clean_environment(PYTHONPATH=str(SUPPORT), WANDB_SILENT="true", **extra)
-
-
-Record = Callable[[str, object], None]
-
-
-def record_kind(made: Hosts, record: Record) -> None:
-    """Record in the report whether the hosts were namespaces or loopback."""
-    record("hosts", "network namespaces" if made.are_real else f"loopback: {made.why_loopback}")
 
 
 def test_runs_of_all_modes_on_two_hosts_match_the_test_vectors(
-    tmp_path: Path, record_testsuite_property: Record
+    tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     """No variable helps gloo, and the host names do not resolve: the exchange finds addresses automatically."""
     with hosts(2) as made:
-        record_kind(made, record_testsuite_property)
-        commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "before", processes=(2, 2))
-        finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=240).check()
+        record_testsuite_property("hosts", made.why_loopback or "network namespaces")
+        commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, processes=(2, 2))
+        environment = clean_environment(PYTHONPATH=str(SUPPORT))
+        finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=240).check()
     assert "Lost rank" not in finished.output
     for run_mode, rank_scope in COMBINATIONS:
         ranks = vector("2x2", run_mode, rank_scope)
-        check_runs(tmp_path / f"{run_mode}-{rank_scope}", ranks, last_step=LAST)
+        check_runs(tmp_path / f"{run_mode}-{rank_scope}", ranks, last_step={"global_step": ROWS - 1})
+    seen = [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")]
+    assert sorted(fact["rank"] for fact in seen) == list(range(4))
+    (base_id,) = {fact["base_id"] for fact in seen}
+    ids = {stored.run_id for stored in ended_runs(tmp_path / "generated", 4)}
+    assert ids == {f"{base_id}-rank-{rank}" for rank in range(4)}
+    check_announcements(finished)
 
 
-def writer(rank: int, local_rank: int, node: int) -> Rank:
-    """Return a rank of a job in which every rank writes into its node's run."""
-    return {
-        "global_rank": rank,
-        "local_rank": local_rank,
-        "node_rank": node,
-        "opens_run": True,
-        "run_id": f"exp-worker-{node}",
-        "group": None,
-        "shared": True,
-        "label": f"worker-{node}-rank-{local_rank}",
-        "primary": local_rank == 0,
-    }
-
-
-def led(rank: int, local_rank: int, node: int) -> Rank:
-    """Return a rank of a job in which only rank 0 has a run."""
-    leads = rank == 0
-    run_id = "exp" if leads else None
-    alone: Rank = {**writer(rank, local_rank, node), "opens_run": leads, "run_id": run_id, "primary": leads}
-    return {**alone, "shared": False, "label": None}
-
-
-def test_runs_on_three_uneven_hosts_are_complete(tmp_path: Path, record_testsuite_property: Record) -> None:
-    places = [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 0, 2)]
-    only = ("shared-worker", "auto-global")
-    with hosts(3) as made:
-        record_kind(made, record_testsuite_property)
-        commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "after", *only, processes=(1, 2, 1))
-        gloo = environment(GLOO_SOCKET_IFNAME=made.interface)  # the training needs it: see the test above
-        run_job(*commands, cwd=tmp_path, environment=gloo, timeout=240).check()
-    check_runs(tmp_path / "shared-worker", [writer(*place) for place in places], last_step=LAST)
-    check_runs(tmp_path / "auto-global", [led(*place) for place in places], last_step=LAST)
-
-
-# --- a host that is cut off -------------------------------------------------------------------------------------------
-
-STEPS, FLUSHED = 80, 10
-FINISH, PEER = 6.0, 3.0  # seconds: finish_timeout, peer_timeout, as in the script
-MORE = 5.0  # seconds beyond those, on a busy machine
-
-
-def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
-    """Cut off the second host after the first means, and wait for the first host to end; return the time of the cut."""
-    deadline = time.monotonic() + 60
-    while not all((directory / f"begun-{rank}").exists() for rank in range(4)):
-        assert time.monotonic() < deadline, "the ranks did not begin"
-        time.sleep(0.05)
-    made.cut(1)
-    cut = time.time()
-    for rank in (0, 1):
-        job.processes[rank].wait(60)
-    if not made.are_real:
-        made.mend(1)
-    return cut
-
-
-@pytest.mark.alone  # on a busy machine, its limits are so short that neighbours would count as lost
-def test_survivors_continue_without_a_host_that_is_cut_off(tmp_path: Path, record_testsuite_property: Record) -> None:
-    """No connection is closed. No rank waits longer than the limits, and ranks that were cut off report lost rows."""
-    with hosts(2) as made:
-        record_kind(made, record_testsuite_property)
-        words = (SCRIPTS / "hosts_cut.py", tmp_path, STEPS, 0.1)
-        commands = ranks_on(made, *words, per_host=2, GLOO_SOCKET_IFNAME=made.interface)
-        with started(*commands, cwd=tmp_path, environment=environment()) as job:
-            cut = cut_off_in_the_middle(made, job, tmp_path)
-            finished = job.wait(60).check()
-    ended = {fact["rank"]: fact for fact in (json.loads(line[6:]) for line in finished.lines("ENDED "))}
-    record_testsuite_property("seconds", {rank: (fact["log"], fact["finish"]) for rank, fact in ended.items()})
-    record_testsuite_property("survivors continue after", check_messages(finished, cut))
-    assert max(fact["log"] for fact in ended.values() if made.are_real or fact["rank"] < 2) < PEER
-    assert max(*ended[0]["finish"], *ended[1]["finish"]) < FINISH  # no rank waits for a lost one
-    assert max(*ended[2]["finish"], *ended[3]["finish"]) < FINISH + MORE
-    check_rows(tmp_path, are_real=made.are_real)
-
-
-def check_messages(finished: Finished, cut: float) -> float:
-    """Check that one survivor names the lost ranks in time, and lost ranks their lost rows; return its delay."""
-    gone = [line for line in finished.lines("AT ") if "Lost ranks 2-3 (node 1) after step" in line]
-    assert len(gone) == 1, finished.output
-    after = float(gone[0].split()[1]) - cut
-    assert after < 2 * PEER + MORE
-    for rank in (2, 3):
-        assert f"what rank {rank} logged after step " in finished.output, finished.output
-    return after
-
-
-def check_rows(directory: Path, *, are_real: bool) -> None:
-    """Check that no row is missing: the job's rows have all reachable ranks, each host's rows both of its ranks."""
-    runs = {run.run_id: run for run in ended_runs(directory, 3)}
-    histories: dict[str, Any] = {run_id: History(read_history(run.path)) for run_id, run in runs.items()}
-    assert {run_id: run.exit_code for run_id, run in runs.items()} == {"job": 1, "host-worker-0": 0, "host-worker-1": 0}
-    losses, flags = histories["job"].last("loss"), histories["job"].flags("loss")
-    assert sorted(losses) == list(range(STEPS))
-    assert [losses[step] - step for step in range(FLUSHED + 1)] == [1.5] * (FLUSHED + 1)
-    assert [(losses[step] - step, flags[step]) for step in range(STEPS - 10, STEPS)] == [(0.5, 2)] * 10
-    for host in (0, 1) if are_real else (0,):  # stopped processes count each other as lost
-        history = histories[f"host-worker-{host}"]
-        assert history.last("loss") == {step: step + 2 * host + 0.5 for step in range(STEPS)}
-        assert not any(history.flags("loss").values())
-
-
-@pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
-    """Close the contexts that a test has entered."""
-    with contextlib.ExitStack() as entered:
-        yield entered
-
-
-def test_without_namespaces_hosts_are_loopback_addresses_with_a_warning(
-    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.warns(UserWarning, match=r"2 hosts were loopback.*there is no command ip"):
-        made = stack.enter_context(hosts(2))
-    assert (made.addresses, made.interface, made.are_real) == (("127.0.0.1",) * 2, "lo", False)
-    assert made.on(1, "true") == ["env", "DIST_WANDB_TEST_HOST=1", "true"]
+def check_announcements(finished: Finished) -> None:
+    """Check that each unit prints one line: one for the job in global scope, one for each node in worker scope."""
+    lines = finished.lines("dist_wandb: run_mode=")
+    job_lines = len([scope for _, scope in COMBINATIONS if scope == "global"]) + 1  # and the run with a generated id
+    node_lines = len([scope for _, scope in COMBINATIONS if scope == "worker"]) * 2
+    assert len(lines) == job_lines + node_lines
+    assert all("4 ranks on 2 nodes" in line and "(offline, " in line for line in lines)
+    # At the end of each shared run one line, and no lines of W&B, which would be wrong there.
+    uploads = [line.partition("dist-wandb sync ")[2] for line in finished.lines("dist_wandb: the run ")]
+    assert len(uploads) == 3
+    assert len(finished.lines("dist_wandb: ")) == len(lines) + len(uploads)
+    shared = [directory for directory in uploads if directory]
+    syncs = [line for line in finished.output.splitlines() if "wandb: wandb sync" in line]
+    assert not [line for line in syncs if any(directory in line for directory in shared)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from pathlib import Path
@@ -27,13 +26,6 @@ def play(directory: Path, kind: str) -> tuple[list[int], dict[int, float], dict[
     return [row["global_step"] for row in found.rows], found.last("loss"), found.flags("loss"), run.exit_code, finished
 
 
-def test_a_burst_is_written_though_finish_waits_shortly(tmp_path: Path) -> None:
-    steps, _, _, code, finished = play(tmp_path, "burst")
-    finished.check()
-    assert sorted(set(steps)) == list(range(ROWS))
-    assert code == 0
-
-
 @pytest.mark.cold  # the signal is for the process of the rank
 def test_a_second_ctrl_c_gives_up_the_last_rows_and_says_so(tmp_path: Path) -> None:
     steps, _, _, code, finished = play(tmp_path, "interrupted")
@@ -44,15 +36,6 @@ def test_a_second_ctrl_c_gives_up_the_last_rows_and_says_so(tmp_path: Path) -> N
     assert code == 255
 
 
-def test_the_last_rows_of_a_rank_that_raises_are_written(tmp_path: Path) -> None:
-    steps, loss, flags, code, finished = play(tmp_path, "raises")
-    assert finished.exit_codes == (0, 1)
-    assert steps == list(range(ROWS))
-    assert math.isnan(loss[ROWS - 1])
-    assert (code, set(flags.values())) == (1, {0})
-    assert "may be lost" not in finished.output
-
-
 @pytest.mark.cold  # its own handlers
 def test_rows_of_a_signal_handler_and_of_atexit_are_whole(tmp_path: Path) -> None:
     steps, loss, flags, code, finished = play(tmp_path, "handlers")
@@ -61,9 +44,3 @@ def test_rows_of_a_signal_handler_and_of_atexit_are_whole(tmp_path: Path) -> Non
     assert [loss[step] for step in (ROWS - 2, ROWS, ROWS + 1)] == [1.0, 0.5, 0.5]
     assert (set(flags.values()), code) == ({0}, 0)
     assert not re.search("lost|flagged|failed|without", finished.output), finished.output
-
-
-def test_rows_that_are_logged_while_the_session_ends_are_written_or_refused(tmp_path: Path) -> None:
-    steps, _, _, _, finished = play(tmp_path, "logs")
-    (accepted,) = finished.check().lines("ACCEPTED")
-    assert steps == list(range(int(accepted.split()[1])))

@@ -17,8 +17,14 @@ from record_files import make_run
 from dist_wandb.cli import main
 from dist_wandb.wandb_files.reading import read_history
 
-COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
-READ = "import sys; from dist_wandb.wandb_files.reading import read_history; assert len(read_history(sys.argv[1])) == 3"
+READ = """
+import sys
+from dist_wandb.cli import main
+from dist_wandb.wandb_files.reading import read_history
+directory, file = sys.argv[1:]
+assert len(read_history(file)) == 3
+assert main(["show", directory]) == main(["sync", "--dry-run", directory]) == 0
+"""
 RESUME = """
 import os, dist_wandb
 session = dist_wandb.init(id="exp", resume="allow", project="digits", mode="offline")
@@ -55,34 +61,23 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-@pytest.mark.parametrize("search_path", ["", f".{os.pathsep}"])
 @pytest.mark.parametrize(
-    ("code", "arguments"),
-    [
-        (COMMAND, ["show", "{directory}"]),
-        (COMMAND, ["sync", "--dry-run", "{directory}"]),
-        (READ, ["{file}"]),
-        (RESUME, []),
-    ],
-    ids=["show", "sync --dry-run", "read_history", "resume"],
+    ("code", "search_path"),
+    [(READ, ""), (READ, f".{os.pathsep}"), (RESUME, f".{os.pathsep}")],
+    ids=["reads", "reads-in-home", "resumes"],
 )
 def test_no_module_of_a_run_directory_is_imported(
-    tmp_path: Path, script: Callable[[str], Path], code: str, arguments: list[str], search_path: str
+    tmp_path: Path, script: Callable[[str], Path], code: str, search_path: str
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
     file = make_run(home)
     canary = tmp_path / "canary"
     plant(file.parent, canary)
-    places = {"directory": str(home), "file": str(file)}
-    here = home if search_path or code == RESUME else file.parent  # the user's "." is the current directory
+    here = home if search_path else file.parent  # the user's "." is the current directory
     environment = clean_environment(PYTHONPATH=search_path + os.pathsep.join(path for path in sys.path if path))
-    finished = run_job(
-        [sys.executable, script(code), *(argument.format(**places) for argument in arguments)],
-        cwd=here,
-        environment=environment,
-    )
-    finished.check()
+    command: list[str | Path] = [sys.executable, script(code), home, file]
+    run_job(command, cwd=here, environment=environment).check()
     assert not canary.exists(), f"run: {canary.read_text().split()}"
 
 
@@ -130,11 +125,10 @@ def listener() -> Iterator[Listener]:
     listener.close()
 
 
-@pytest.mark.parametrize("read", ["show", "sync --dry-run", "read_history"])
 @pytest.mark.parametrize("named_by", ["run directory", "current directory", "environment", "proxy"])
 @pytest.mark.usefixtures("bare_environment")
 def test_reading_contacts_no_server(
-    tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, named_by: str, read: str
+    tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, named_by: str
 ) -> None:
     file = make_run(tmp_path)
     here = tmp_path / "here"
@@ -142,20 +136,18 @@ def test_reading_contacts_no_server(
         (directory / "wandb").mkdir(parents=True)
     monkeypatch.chdir(here)
     settings = f"[default]\nbase_url = {listener.address}\n"
-    if named_by == "run directory":
-        (file.parent / "wandb" / "settings").write_text(settings)
-    elif named_by == "current directory":
-        (here / "wandb" / "settings").write_text(settings)
+    if named_by.endswith("directory"):
+        place = file.parent if named_by == "run directory" else here
+        (place / "wandb" / "settings").write_text(settings)
     elif named_by == "environment":
         monkeypatch.setenv("WANDB_BASE_URL", listener.address)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, listener.address) if named_by == "proxy" else monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-    if read == "read_history":
-        assert len(read_history(file)) == 3
-    else:
-        refused = named_by == "current directory" and read == "sync --dry-run"  # no other setting names this server
-        assert main([*read.split(), str(tmp_path)]) == int(refused)
+    assert len(read_history(file)) == 3
+    assert main(["show", str(tmp_path)]) == 0
+    refused = named_by == "current directory"  # no other setting names this server
+    assert main(["sync", "--dry-run", str(tmp_path)]) == int(refused)
     assert listener.received() == []
 
 
@@ -181,5 +173,5 @@ def test_a_pipe_in_the_shared_temporary_directory_does_not_block(tmp_path: Path,
     shared.mkdir()
     os.mkfifo(shared / f"debug-cli.{getpass.getuser()}.log")
     environment = {**clean_environment(TMPDIR=str(shared)), "WANDB_ERROR_REPORTING": "true"}
-    run_job([sys.executable, script(READ), file], cwd=tmp_path, environment=environment, timeout=60).check()
+    run_job([sys.executable, script(READ), tmp_path, file], cwd=tmp_path, environment=environment, timeout=60).check()
     assert [entry.name for entry in shared.iterdir()] == [f"debug-cli.{getpass.getuser()}.log"]

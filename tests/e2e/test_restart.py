@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from history import rank_of
 from processes import Job, clean_environment, run_job, started, torchrun
-from stored import ended_runs, find_runs, rows_in
+from stored import find_runs, rows_in
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
 
-from dist_wandb.wandb_files.reading import read_history
-
 SCRIPT = Path(__file__).parent / "scripts" / "restarted.py"
-LIGHTNING = SCRIPT.with_name("lightning_restarted.py")
 SUPPORT = Path(__file__).parents[1] / "support"
 NOTES = Path("wandb") / "dist-wandb-resume"
 RANKS, ROWS, KILLED_AT = 2, 100, 50
@@ -119,7 +114,7 @@ def values(run: RecordedRun, name: str) -> list[float]:
 
 
 BRANCHED = ("fork-auto", "fork-shared", "fork-new-rank-0", "fork-new-rank-1")
-PARENT, BRANCH = list(range(8)), list(range(5, 10))  # positions of their rows
+BRANCH = list(range(5, 10))  # positions of their rows
 
 
 def test_rows_without_a_step_continue_at_the_branch_point_of_a_run(wandb_server: WandbServer, tmp_path: Path) -> None:
@@ -129,37 +124,3 @@ def test_rows_without_a_step_continue_at_the_branch_point_of_a_run(wandb_server:
         assert steps(wandb_server.run(run_id), "loss") == BRANCH, run_id
     rows = wandb_server.run("parent-auto").rows
     assert [row["global_step"] for row in rows] == [row["_step"] for row in rows] == [*range(5), *BRANCH]
-
-
-def test_rows_of_offline_runs_continue_at_the_branch_point(tmp_path: Path) -> None:
-    job = torchrun(SCRIPT.with_name("branched.py"), tmp_path)
-    run_job(*job, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
-    runs: dict[str, list[int]] = {}
-    for path in sorted(find_runs(tmp_path), key=lambda path: path.stat().st_mtime):
-        found = [row["global_step"] for row in read_history(path) if "loss" in row]
-        runs.setdefault(path.stem.removeprefix("run-"), []).extend(found)
-    assert {run_id: runs[run_id] for run_id in BRANCHED} == dict.fromkeys(BRANCHED, BRANCH)
-    assert runs["parent-auto"] == PARENT + BRANCH
-
-
-def test_lightning_continues_the_same_runs_from_its_checkpoint(tmp_path: Path) -> None:
-    command: list[str | Path] = [sys.executable, LIGHTNING, str(tmp_path)]
-    failed = run_job(command, cwd=tmp_path, environment=clean_environment())
-    assert failed.exit_codes == (1,)
-    assert "RuntimeError: as asked to" in failed.output
-    first = {rank_of(run): run for run in ended_runs(tmp_path, RANKS)}
-    output = run_job(command, cwd=tmp_path, environment=clean_environment()).check()
-    runs = ended_runs(tmp_path, 2 * RANKS)
-    base_id = first[0].run_id.removesuffix("-rank-0")
-    assert output.lines("in the checkpoint ") == [f"in the checkpoint {base_id}"] * RANKS
-    assert output.lines("logged into ") == [f"logged into {base_id}-rank-{rank}" for rank in range(RANKS)]
-    for rank in range(RANKS):
-        before, after = sorted((run for run in runs if rank_of(run) == rank), key=lambda run: run.exit_code == 0)
-        assert before.path == first[rank].path
-        assert after.run_id == before.run_id == f"{base_id}-rank-{rank}"
-        for run, steps_of_it in ((before, range(4)), (after, range(4, 8))):
-            rows = [row for row in read_history(run.path) if "loss" in row]
-            assert [(row["trainer/global_step"], row["loss"]) for row in rows] == [
-                (step, 10.0 * rank + step) for step in steps_of_it
-            ]
-    assert not (tmp_path / NOTES).exists()

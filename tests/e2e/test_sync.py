@@ -176,13 +176,6 @@ def without_own(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.startswith("_")}
 
 
-def test_an_incomplete_shared_run_is_refused(offline: Path, wandb_server: WandbServer) -> None:
-    shutil.rmtree(offline / "wandb" / "rank-1")
-    finished = sync(wandb_server, offline)
-    assert (finished.exit_codes, wandb_server.answered) == ((1,), [])
-    assert "Of its 2 ranks, rank 1 is missing." in finished.output
-
-
 def test_a_killed_rank_is_uploaded_as_failed_once_it_is_dead(offline: Path, wandb_server: WandbServer) -> None:
     (primary,) = offline.glob("wandb/rank-0/wandb/offline-run-*/run-exp.wandb")
     content = primary.read_bytes()
@@ -212,26 +205,6 @@ def test_the_primary_waits_for_secondaries_that_fail(offline: Path, wandb_server
     run = wandb_server.run("exp")
     assert (len(run.rows), run.exit_codes) == (10, [0])
     assert sorted(row["rank-1/loss"] for row in run.rows if "rank-1/loss" in row) == [1.0, 3.0, 5.0, 7.0, 9.0]
-
-
-def test_a_writer_of_an_online_shared_run_that_was_cut_off_gets_its_rows(
-    tmp_path: Path, wandb_server: WandbServer
-) -> None:
-    fault = wandb_server.fail("file_stream", status=404, only=lambda request: "rank-1/loss" in str(request.message))
-    environment = wandb_server.environment(tmp_path, PYTHONPATH=MODULES, **WATCHED)
-    job = torchrun(SCRIPTS / "shared_online.py", tmp_path)
-    run_job(*job, cwd=tmp_path, environment=environment, timeout=TIMEOUT)
-    fault.stop()
-    before = wandb_server.run("exp")
-    assert [row for row in before.rows if "rank-1/loss" in row] == []
-    assert before.exit_codes == [0]
-    finished = sync(wandb_server, tmp_path).check()
-    assert "2. rank-0 (primary): uploaded while it was written, according to W&B's log beside it" in finished.output
-    run = wandb_server.run("exp")
-    assert sorted(row["rank-1/loss"] for row in run.rows if "rank-1/loss" in row) == [1.0, 3.0, 5.0, 7.0, 9.0]
-    assert sorted(row["rank-0/loss"] for row in run.rows if "rank-0/loss" in row) == [0.0, 2.0, 4.0, 6.0, 8.0]
-    assert (run.exit_codes, PLAIN in run.writers) == ([0], False)
-    assert sum("hello from 1" in line for line in run.console) == 1
 
 
 # --- plain runs -------------------------------------------------------------------------------------------------------

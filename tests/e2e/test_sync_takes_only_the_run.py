@@ -108,37 +108,6 @@ def test_other_files_of_the_user_are_not_touched(tmp_path: Path, wandb_server: W
     assert wandb_server.artifacts == []
 
 
-def test_a_run_is_uploaded_only_to_an_owner_named_by_the_user(tmp_path: Path, wandb_server: WandbServer) -> None:
-    path = make_run(tmp_path / "runs")
-    named = new_record()
-    named.run.run_id, named.run.entity, named.run.project = "exp", "stranger", "digits"
-    extended(path, named)
-    refused = sync(wandb_server, tmp_path, tmp_path / "runs")
-    assert (refused.exit_codes, wandb_server.runs) == ((1,), {})
-    assert "project stranger/digits" in refused.output
-    assert "give --entity stranger, or set WANDB_ENTITY" in refused.output
-    sync(wandb_server, tmp_path, "--entity", "team", tmp_path / "runs").check()
-    assert list(wandb_server.runs) == ["team/digits/exp"]
-
-
-def test_nothing_is_uploaded_to_an_owner_named_by_the_current_directory(
-    tmp_path: Path, wandb_server: WandbServer
-) -> None:
-    make_run(tmp_path)
-    settings = tmp_path / "wandb" / "settings"
-    environment = wandb_server.environment(tmp_path, PYTHONPATH=MODULES, **IMPATIENT)
-    command = [sys.executable, "-c", COMMAND, "sync", "wandb"]
-    settings.write_text(f"[default]\nbase_url = {environment.pop('WANDB_BASE_URL')}\n")
-    refused = run_job(command, cwd=tmp_path, environment=environment, timeout=TIMEOUT)
-    assert (refused.exit_codes, wandb_server.answered) == ((1,), [])
-    assert f"is named by {settings} alone, not by you, so the API key is not sent there" in refused.output
-    settings.write_text("[default]\nentity = stranger\n")
-    environment["WANDB_BASE_URL"] = wandb_server.url
-    refused = run_job(command, cwd=tmp_path, environment=environment, timeout=TIMEOUT)
-    assert (refused.exit_codes, wandb_server.answered) == ((1,), [])
-    assert "its owner is 'stranger', which is not known to be yours" in refused.output
-
-
 def extended(path: Path, record: object) -> None:
     """Append a record to a file that was written by hand."""
     more = content_of([record])[7:]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from history import STEPS, History, history, history_of
-from processes import Finished, clean_environment, free_port, run_job, torchrun
+from processes import Finished, clean_environment, run_job, torchrun
 from stored import ended_runs
 
 import dist_wandb
@@ -25,7 +25,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     return directory, run_job(*commands, cwd=directory, environment=environment, timeout=240).check()
 
 
-@pytest.mark.parametrize(("kind", "loss"), [("ends", 1.5), ("ends-worker", 1.5), ("ends-alone", 1.0)])
+@pytest.mark.parametrize(("kind", "loss"), [("ends", 1.5), ("ends-alone", 1.0)])
 def test_the_lowest_rank_writes_everything_if_the_primary_has_no_session_when_it_ends(
     job: tuple[Path, Finished], kind: str, loss: float
 ) -> None:
@@ -35,24 +35,18 @@ def test_the_lowest_rank_writes_everything_if_the_primary_has_no_session_when_it
     assert not found.is_flagged
 
 
-@pytest.mark.parametrize(("kind", "of_two"), [("late", 1.5), ("late-alone", 1.0)])
-def test_a_primary_that_comes_too_late_joins_without_a_second_run(
-    job: tuple[Path, Finished], kind: str, of_two: float
-) -> None:
-    found = history(job[0] / kind)
+def test_a_primary_that_comes_too_late_joins_without_a_second_run(job: tuple[Path, Finished]) -> None:
+    found = history(job[0] / "late")
     alone, together = range(STEPS), range(STEPS, 2 * STEPS)
-    assert found.last("loss") == {**{step: step + of_two for step in alone}, **{step: step + 1.0 for step in together}}
+    assert found.last("loss") == {**{step: step + 1.5 for step in alone}, **{step: step + 1.0 for step in together}}
     assert found.last("text") == dict.fromkeys([*alone, *together], "1")
     assert not found.is_flagged
 
 
-@pytest.mark.parametrize(("kind", "loss"), [("nested", 1.0), ("nested-alone", 0.0)])
-def test_a_primary_that_still_opens_the_run_of_the_enclosing_session_is_waited_for(
-    job: tuple[Path, Finished], kind: str, loss: float
-) -> None:
-    (directory,) = (job[0] / kind).rglob("offline-run-*-exp")
+def test_a_primary_that_still_opens_the_run_of_the_enclosing_session_is_waited_for(job: tuple[Path, Finished]) -> None:
+    (directory,) = (job[0] / "nested").rglob("offline-run-*-exp")
     found = history(directory)
-    assert found.last("loss") == {step: step + loss for step in range(STEPS)}
+    assert found.last("loss") == {step: step + 1.0 for step in range(STEPS)}
     assert found.last("text") == dict.fromkeys(range(STEPS), "0")
     assert not found.is_flagged
 
@@ -68,7 +62,7 @@ def test_a_rank_that_begins_to_write_has_done_so_from_the_start_for_its_script(j
 
 
 def test_one_line_names_the_rank_that_writes(job: tuple[Path, Finished]) -> None:
-    assert job[1].output.count("Pass primary_rank=1 to init on all ranks") == 6  # one for each session
+    assert job[1].output.count("Pass primary_rank=1 to init on all ranks") == 4  # one for each session
     assert "has not opened a session, so the run has the numbers" not in job[1].output
 
 
@@ -97,13 +91,13 @@ def test_one_rank_writes_its_rows_if_the_host_of_the_store_ends_before_any_rank_
 
 
 def test_ranks_that_wait_no_longer_write_their_rows_if_the_lowest_has_died(tmp_path: Path) -> None:
-    combined, _ = of_early_death(tmp_path, 1, 60, 6)
+    combined, _ = of_early_death(tmp_path, 1, 60, 3)
     assert combined.final("loss") == [step + 2.5 for step in range(STEPS)]
     assert set(combined.flags("loss").values()) == {1}
 
 
 def test_a_rank_that_dies_before_any_writes_is_missing(tmp_path: Path) -> None:
-    combined, output = of_early_death(tmp_path, 2, 6, 12)
+    combined, output = of_early_death(tmp_path, 2, 3, 6)
     assert combined.final("loss") == [step + 2.0 for step in range(STEPS)]
     assert set(combined.flags("loss").values()) == {1}
     assert "Rank 2 opened a session, but did not take part" in output
@@ -127,16 +121,3 @@ def test_ranks_wait_for_a_primary_that_still_ends_the_session_before(tmp_path: P
     histories = [history_of(run) for run in ended_runs(tmp_path, 2)]
     assert [history.values("loss") for history in histories] == [[0.5], [0.5]]
     assert "has not opened a session" not in finished.output
-
-
-def test_ranks_wait_for_a_primary_whose_server_does_not_answer(tmp_path: Path) -> None:
-    server = {"WANDB_MODE": "online", "WANDB_BASE_URL": f"http://127.0.0.1:{free_port()}", "WANDB_API_KEY": "0" * 40}
-    environment = clean_environment(PYTHONPATH=str(SUPPORT), **server)
-    finished = run_job(
-        *torchrun(SCRIPTS / "slow_init.py", tmp_path / "runs"), cwd=tmp_path, environment=environment, timeout=120
-    ).check()
-    assert "could not open its run" in finished.output
-    (directory,) = (tmp_path / "runs").rglob("offline-run-*")  # beside that of the first attempt
-    found = history(directory)
-    assert found.values("loss") == [2.0 * step + 0.5 for step in range(STEPS)]
-    assert not found.is_flagged

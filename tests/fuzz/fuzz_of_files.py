@@ -25,7 +25,7 @@ from dist_wandb.cli.uploads.contents import Rules, revised
 from dist_wandb.cli.uploads.state import read_entries
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.reading.runs import brought_together
-from dist_wandb.session.restart.store import RestartRecord
+from dist_wandb.session.restart import RestartRecord
 from dist_wandb.wandb_files import debug_log, reading, records
 from dist_wandb.wandb_files.record_file import (
     NOTHING,

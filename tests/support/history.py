@@ -15,9 +15,8 @@ from dist_wandb.wandb_files.reading import StoredRun, read_history
 
 DEGRADED = "dist_wandb/degraded"
 STEPS = 12  # rows of an ordinary scenario, in scripts and tests
-MANY = 10_000
+MANY = 3_000
 BEHIND, LAG = 30, 0.15  # rows of scenarios in which a rank is behind now and then, and by how many seconds
-LARGEST_EXACT = 2**53
 FLUSHED, BREAK, AFTER_BREAK, REJOINED = 10, 15, 40, 60  # steps at which a rank stops, and at which it is back
 
 

@@ -599,29 +599,4 @@ def healthy(top: Path, run_id: str = "healthy") -> Path:
 
 # --- restart records that a later start of a job would find -----------------------------------------------------------
 
-NOTES: dict[str, tuple[str, Callable[[Path, bytes, Victim], object]]] = {
-    "note-is-a-pipe": ("named pipe", lambda path, _note, _: pipe(path)),
-    "note-is-a-socket": ("socket", lambda path, _note, _: listening(path)),
-    "note-is-a-directory": ("directory", lambda path, _note, _: path.mkdir()),
-    "note-is-sparse": ("more than", lambda path, _note, _: sparse(path)),
-    "note-links-to-zeros": ("symbolic link", lambda path, _note, _: path.symlink_to("/dev/zero")),
-    "note-links-to-a-secret": ("symbolic link", lambda path, _note, someone: path.symlink_to(someone.home / ".netrc")),
-    "note-of-brackets": ("deeper", lambda path, _note, _: path.write_text("[" * 60_000)),
-    "note-of-digits": ("note", lambda path, _note, _: path.write_text("9" * 60_000)),
-    "note-no-utf-8": ("note", lambda path, _note, _: path.write_bytes(b"\xff\xfe{}")),
-    "note-of-escapes": (
-        "base_id",
-        lambda path, note, _: path.write_text(json.dumps({**json.loads(note), "base_id": f"x{ESCAPES}"})),
-    ),
-    "note-of-steps": (
-        "base_id",
-        lambda path, note, _: path.write_text(json.dumps({**json.loads(note), "base_id": "../../x"})),
-    ),
-}
 """By name, obstacles in place of a restart record: reported words, and a function of the path and a valid record."""
-
-
-def note_of_a_stranger(path: Path, note: bytes) -> None:
-    """Write a valid restart record that belongs to another user."""
-    path.write_bytes(note)
-    os.chown(path, STRANGER, STRANGER)

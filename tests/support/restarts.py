@@ -11,7 +11,7 @@ import pytest
 
 from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
-from dist_wandb.session.restart.store import DIRECTORY
+from dist_wandb.session.restart import DIRECTORY
 from dist_wandb.session.session import Session
 
 if TYPE_CHECKING:

@@ -219,11 +219,6 @@ class WandbServer:
             (found,) = [run for run in self._records.runs.values() if run.run_id == run_id]
             return copy.deepcopy(found)
 
-    def add_sweep(self, config: Mapping[str, Any]) -> str:
-        """Create a sweep over a grid, as ``wandb.sweep`` does, and return its id."""
-        with self._changed:
-            return self._graphql.sweeps.add(config).name
-
     def trials(self, sweep: str) -> list[Trial]:
         """Return copies of the current trials of a sweep."""
         with self._changed:

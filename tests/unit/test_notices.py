@@ -69,7 +69,7 @@ def test_a_warning_names_the_line_and_respects_the_users_filters(caplog: pytest.
         warnings.simplefilter("default")
         for _ in range(2):
             warn("x", line)
-    (found,) = caught
+    (found,) = [one for one in caught if one.category is UserWarning]
     assert (found.filename, found.lineno, str(found.message)) == ("train.py", 7, "x")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -72,8 +72,8 @@ def has_mark(name: str, path: Path) -> bool:
     ("test", "group"),
     [
         ("contract/test_contract.py::test_states_of_metrics_are_merged[plain]", "played[plain]"),
-        ("e2e/test_promises.py::test_means_are_weighted", "plain"),
-        ("e2e/test_faults.py::test_dropped_connections_lose_no_rows", "test_dropped_connections_lose_no_rows"),
+        ("e2e/test_promises.py::test_thousands_of_rows_in_a_tight_loop_are_complete", "plain"),
+        ("e2e/test_hosts_tree.py::test_others_continue", "test_others_continue"),
     ],
 )
 def test_tests_that_share_a_job_stay_together(test: str, group: str) -> None:

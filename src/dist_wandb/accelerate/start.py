@@ -116,7 +116,6 @@ class LateJoin:
         return poll(self.find, within, _PAUSE, PartialState().num_processes)
 
     def open(self) -> None:
-        """Open the session of this rank."""
         topology, self._goes_on = current_topology(), False
         if self.is_possible:
             self._next_job()  # skips sessions that took place without this rank
@@ -128,7 +127,12 @@ class LateJoin:
         """Log a row, or keep it until the rank is started, or ends."""
         session = self.find(0.0)
         if session is None:
-            self._keep(values, step, arguments)
+            if not self.rows:
+                atexit.unregister(self.drop_rows)
+                atexit.register(self.drop_rows)
+            if len(self.rows) == _MOST_ROWS:  # the oldest one is dropped
+                self._warn_of_dropped_rows()
+            self.rows.append((_copied(values), step, _copied(arguments)))
         else:
             session.log(values, step, **arguments)
 
@@ -165,17 +169,7 @@ class LateJoin:
     def _next_job(self, within: float = 0.0) -> JobDescription | None:
         return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout, within)
 
-    def _keep(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
-        """Keep a row. If there are too many, drop the oldest one."""
-        if not self.rows:
-            atexit.unregister(self.drop_rows)
-            atexit.register(self.drop_rows)
-        if len(self.rows) == _MOST_ROWS:
-            self._warn_of_dropped_rows()
-        self.rows.append((_copied(values), step, _copied(arguments)))
-
     def drop_rows(self) -> None:
-        """Drop the waiting rows, because the rank ends."""
         if self.rows:
             self._warn_of_dropped_rows()
             self.rows.clear()

@@ -230,7 +230,7 @@ class Worker:
             if over.args:
                 self.messages.primary_is_unreachable(0, "", *over.args)
             else:
-                self.messages.too_late(has_taken_part=self.participation.generation is not None)
+                self.messages.too_late(was_awaited=self.participation.was_awaited())
             self._continue_alone()
         except RendezvousError as error:
             self._context.warn("store", f"{error} Rank {self._context.rank} continues alone.")

@@ -235,7 +235,7 @@ class WatchingExchange(Exchange):
         self,
         limits: Limits,
         unit: Unit,
-        # Waits, on the thread, until it is certain which rank of the unit writes; see `session.moving.primary_in`.
+        # Waits, on the thread, until it is certain which rank of the unit writes; see `session.job_link.primary_in`.
         find: Callable[[Callable[[], bool], Callable[[], bool], Callable[[], bool]], int | None],
         move: Callable[[int], None],
         failure: Callable[[], str | None] = lambda: None,  # why the primary could not open its run, if it could not

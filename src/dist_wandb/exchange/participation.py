@@ -309,6 +309,11 @@ class Participation:
             return False
         return membership.generations.is_broken(generation)
 
+    def was_awaited(self) -> bool:
+        """Return whether this rank took part, or came so long ago that the others have given it up since."""
+        membership, limit = self.membership, self._context.limits.peer_timeout
+        return self.generation is not None or (membership is not None and membership.presence.waited >= limit)
+
     def be_alone(self) -> None:
         unit, membership, generation = self._context.unit, self.membership, self.generation
         others = set(range(unit.size))

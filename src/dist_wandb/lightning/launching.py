@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -70,13 +70,12 @@ def is_spawning() -> bool:
 
 def known_topology() -> Topology | None:
     """The topology of this rank; `None` while the Trainer may still start processes, or has not numbered them."""
-    topology = Topology.from_torch_distributed()
-    if topology is not None or Launch.detect().is_lightning_child:
-        return topology
-    if inherited_rank.holder() is not None:
-        return Topology.single()
+    group = inherited_rank.in_group()
+    if group is not None:
+        return group
     with suppress(TopologyError):  # the launcher's variables are incomplete: Lightning numbers the ranks later
-        return Topology.from_environ()
+        topology, rank_holder = inherited_rank.known()
+        return None if rank_holder is None and Launch.detect().is_lightning_child else topology
     return None
 
 
@@ -141,31 +140,31 @@ class ScriptIds:
                 self._written[1].unlink()
 
 
-class EarlyRun:
-    """The run of one logger before its session is open, as far as it is known here; `told` by the main process."""
+script_ids: ScriptIds = ScriptIds()
 
-    def __init__(
-        self, arguments: Mapping[str, Any], *, is_offline: bool, told: Callable[[], Mapping[str, Any]]
-    ) -> None:
+
+class EarlyRun:
+    """The run of the logger `number` before its session is open, as far as it is known here."""
+
+    def __init__(self, arguments: Mapping[str, Any], number: int, *, is_offline: bool) -> None:
         self._arguments = arguments  # of `wandb.init`, as the stock logger has them
+        self._number = number
         self._is_offline = is_offline
-        self._told = told
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """What this rank was given, then the values of a sweep, then rank 0's. The script may change it."""
-        theirs = run_metadata.with_own_secrets(self._told(), self._arguments)
+        theirs = run_metadata.with_own_secrets(script_ids.run_of(self._number), self._arguments)
         return {**run_metadata.chosen_config(self._arguments), **sweeps.values(), **theirs.get("config", {})}
 
     @property
     def used_config(self) -> Mapping[str, Any]:
-        """The config, if the script has used it; else nothing."""
         return self.config if "config" in vars(self) else {}
 
     def metadata(self, run_id: str | None) -> dict[str, Any]:
         """The metadata that this rank requests, then that of rank 0's run; `run_id` is the id, if it is known."""
         arguments, run_id = sweeps.of_trial(self._arguments), sweeps.trial_id() or run_id
-        theirs = run_metadata.from_json(self._told().get("metadata", {}))
+        theirs = run_metadata.from_json(script_ids.run_of(self._number).get("metadata", {}))
         return {**run_metadata.as_requested(arguments, run_id, is_offline=self._is_offline), **theirs}
 
 

@@ -17,7 +17,7 @@ from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, Ses
 from dist_wandb.lightning.trainers import base_ids_of, epoch_weights, measure, remember, trainer_of
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import requested
-from dist_wandb.session.registry import repr_with
+from dist_wandb.session.registry import process_end, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
@@ -195,7 +195,7 @@ class DistWandbLogger(StockLogger):
             return
         self._holder.announce()
         if self._module is None and session.topology.world_size > 1:
-            session.catch_sigterm()  # Fabric does not; the Trainer has done so by now, to save a checkpoint
+            process_end.catch_sigterm()  # Fabric does not; the Trainer has done so by now, to save a checkpoint
         weights = self._weights_of(metrics) if session.brings_together else None
         session.log(name_spaces.prefixed(self, metrics), step, commit=True, weight=weights or None)
 

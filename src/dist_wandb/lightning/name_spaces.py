@@ -126,7 +126,6 @@ class OfLightning(metaclass=_Kind):
     """Name of Lightning's class in a name space."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
-        """Create an object of a class that has the base classes."""
         return super().__new__(cls.in_use())
 
     @classmethod
@@ -157,7 +156,6 @@ class OfLightning(metaclass=_Kind):
 
 
 def _reduced(cls: _Kind) -> str | tuple[Any, ...]:
-    """Pickle a class that has no name of its own as what it is made from."""
     home, origin = vars(cls).get("_home"), vars(cls).get("_origin")
     if home is not None:
         return resolve_name, (home,)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -29,15 +28,16 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.job_identity import make_id
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
-from dist_wandb.lightning.launching import EarlyRun, LaunchState, ScriptIds, is_spawning, known_topology, told_of
+from dist_wandb.lightning import launching
+from dist_wandb.lightning.launching import EarlyRun, LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, wandb_private, writer
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
+from dist_wandb.session import inherited_rank, restart
 from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
-from dist_wandb.session.restart import resuming
-from dist_wandb.session.restart.store import RestartStore
+from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import ConfigCopy, given_values
 
@@ -61,7 +61,6 @@ GIVE_BACK = frozenset(
         *("get_url", "get_project_url", "get_sweep_url", "project_name"),  # of older versions
     }
 )
-_script_ids = ScriptIds()
 # Sessions of this process, by the number of the logger and the process that gave it.
 _final: WeakValueDictionary[tuple[int, int], Session] = WeakValueDictionary()
 
@@ -78,15 +77,15 @@ class SessionHolder:
         self._requested_id: str | None = arguments.get("id")
         self.number: int  # index of the logger in the script
         self.base_id: str  # of all runs, as far as it is known here
-        self.number, self.base_id = _script_ids.next_id(self._requested_id or make_id())
-        self.early: EarlyRun = EarlyRun(arguments, is_offline=is_offline, told=partial(_told, self.number))
+        self.number, self.base_id = launching.script_ids.next_id(self._requested_id or make_id())
+        self.early: EarlyRun = EarlyRun(arguments, self.number, is_offline=is_offline)
         is_main = self.launch.is_first_process and not Launch.detect().is_lightning_child
         if self._requested_id is None and is_main:  # an earlier start of the job may be continued
-            name = resuming.session_name(INTEGRATION, self.number)
+            name = restart.session_name(INTEGRATION, self.number)
             earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
             if earlier is not None:
                 self.base_id = earlier.record.base_id
-                _script_ids.offer(self.number, self.base_id)
+                launching.script_ids.offer(self.number, self.base_id)
 
     def for_copy(self, run: Run | None) -> SessionHolder:
         """Return the holder for a copy of the logger. Arguments as in `LaunchState.for_copy`."""
@@ -105,19 +104,14 @@ class SessionHolder:
     def may_hold_run_for_children(self) -> bool:
         """Whether the run of this node's processes is known before they exist."""
         node_rank = Launch.detect().node_rank
-        return self._is_run_of_rank_0 and (
+        return self.options.is_run_of_rank_0 and (
             node_rank is None or (node_rank == 0 and self.options.rank_scope == "global")
         )
 
     @property
-    def _is_run_of_rank_0(self) -> bool:
-        """Whether the first rank opens the only run of the job, or of its node."""
-        return self.options.run_mode == "auto" and self.options.is_rank_0_primary
-
-    @property
     def may_open(self) -> bool:
         """Whether a run that is opened now is certain to be the right one."""
-        return self._is_run_of_rank_0 or self.session is not None or known_topology() is not None
+        return self.options.is_run_of_rank_0 or self.session is not None or known_topology() is not None
 
     @property
     def known_id(self) -> str | None:
@@ -137,7 +131,7 @@ class SessionHolder:
             if not session.has_met:  # checked first, because this method is called for every row
                 session.meet(self._init_arguments(session.topology), INTEGRATION, self.number)
             return session
-        topology = Topology.from_torch_distributed() or (known_topology() if session is None else None)
+        topology = known_topology() if session is None else inherited_rank.in_group()
         if session is not None and (topology is None or topology.world_size == 1):
             return session
         if topology is None and not self.launch.is_first_process:
@@ -192,7 +186,7 @@ class SessionHolder:
             writer.define_tensorboard_steps(session.run)
         self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
         if topology.world_size == 1:
-            _script_ids.offer(self.number, str(self.base_id), told_of(session.run))
+            launching.script_ids.offer(self.number, str(self.base_id), told_of(session.run))
         else:
             _final[self.number, self.launch.home] = session
             session.expect_config(self.early.used_config)
@@ -215,7 +209,7 @@ class SessionHolder:
         if self.session is not None or run is not None:
             return run
         held = current()
-        may_use = self._is_run_of_rank_0 or (held is not None and held.plan.run_mode == self.options.run_mode)
+        may_use = self.options.is_run_of_rank_0 or (held is not None and held.plan.run_mode == self.options.run_mode)
         running = run_metadata.running_run() if may_use else None
         if running is not None:
             asked = {name: value for name, value in self._arguments.items() if value != _STOCK_PROJECT}
@@ -248,11 +242,6 @@ def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationEr
         f"run_mode={run_mode!r} needs {needs}. Use logger.experiment from setup() on; pass config with "
         "log_hyperparams(), which waits for the run."
     )
-
-
-def _told(number: int) -> Mapping[str, Any]:
-    """Return what the main process has told of a logger's run; pickled by name, without the ids of this process."""
-    return _script_ids.run_of(number)
 
 
 def _mesh_in_use() -> Mesh | None:

@@ -4,6 +4,7 @@ While a session is open, `run.log` and `wandb.log`, also in libraries, pass thro
 Together with `log` of a run, ``wandb.log`` is intercepted if ``wandb.run`` is that run; on a rank without a run, `log`
 of the stand-in and ``wandb.log``. `Record` calls the original. If several sessions share a run, the last one is called.
 Only while a run is opened on another thread than the training's, its class passes on what is logged (`new_runs_log`).
+`AsRun` lets a session stand for its run.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import SETTABLE, NullPart, NullRun, is_private_name, public_names
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from typing_extensions import Self
+
     from dist_wandb.runs.null_run import AnyRun
 
+_FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "timed", "topology", "url")
 _MODULE_FUNCTIONS = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`
 
 # Those that a rank without a run passes to its stand-in, besides `log`.
@@ -222,3 +226,40 @@ def _restore(module: ModuleType, name: str, interception: Interception) -> None:
     """Restore a function of wandb, unless wandb has replaced it or other sessions still intercept it."""
     if not interception.handlers and vars(module).get(name) is interception.method:
         vars(module)[name] = interception.original
+
+
+class AsRun:
+    """Looks up undefined attributes on the run, and sets on it what users set of a run."""
+
+    if TYPE_CHECKING:
+        log: Callable[..., None]
+
+        @property
+        def run(self) -> AnyRun:
+            """The run."""
+
+    def _log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+        """`log` under the name that W&B's own integrations call."""
+        self.log(data, step, commit=commit)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Return the session itself, as wandb does for a run: models that hold it are copied."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        is_private = name.startswith("_")
+        if "_own" not in self.__dict__ or (is_private and not is_private_name(name)):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.run, name, NullPart()) if is_private else getattr(self.run, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in SETTABLE:
+            setattr(self.run, name, value)  # on a rank without a run it is only read back: the primary sets it
+        else:
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*_FOR_USERS, *public_names(self.run)})

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
-from dist_wandb.errors import DistWandbError
-from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices, users_line
 from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments
+from dist_wandb.session import inherited_rank
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
 from dist_wandb.session.stalls.verdict import Stall
@@ -187,7 +186,11 @@ def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | 
     # wandb then leaves open runs alone; on a rank without a run, the mode means nothing
     is_disabled = any(session.run for session in open_now) and requested.mode(arguments) == "disabled"
     if reinit == "create_new":
-        _refuse_id_of(open_now, requested.run_id(arguments))
+        run_id = requested.run_id(arguments)
+        if run_id is not None and any(run_id in (session.plan.base_id, session.id) for session in open_now):
+            raise errors.Error(
+                f"run ID {run_id} is in use: that run is open in this process. Finish it first, or pass another id."
+            )
         return None
     if reinit == "default" and is_nested_on_purpose():
         return None
@@ -203,13 +206,6 @@ def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | 
         )
     line = users_line()
     return next((one for one in reversed(in_scope()) if one.is_returned(line, caller, disabled=is_disabled)), None)
-
-
-def _refuse_id_of(sessions: list[Session], run_id: str | None) -> None:
-    if run_id is not None and any(run_id in (session.plan.base_id, session.id) for session in sessions):
-        raise errors.Error(
-            f"run ID {run_id} is in use: that run is open in this process. Finish it first, or pass another id."
-        )
 
 
 def _is_notebook() -> bool:
@@ -244,16 +240,12 @@ class _NoSession(NullRun):
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing; warn once, on the coordinator, if no session was ever opened in this process."""
-        if not history.has_begun and _is_coordinator():
+        if history.has_begun or _notices.has("no session"):
+            return
+        topology = inherited_rank.detect_or_none()
+        if topology is None or topology.is_coordinator:
             _notices.warn(
                 "no session",
                 "dist_wandb.get_run().log was called, but no session was opened in this process, so nothing is logged. "
                 "Call dist_wandb.init() first, on every rank, or decorate the function with dist_wandb.wandb_init.",
             )
-
-
-def _is_coordinator() -> bool:
-    try:
-        return Topology.detect().is_coordinator
-    except DistWandbError:  # `init` raises it
-        return True

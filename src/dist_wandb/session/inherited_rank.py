@@ -16,7 +16,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from dist_wandb.errors import ReadError
+from dist_wandb.errors import DistWandbError, ReadError
 from dist_wandb.job.launch import ancestors, inherited_variables, node_identity, started_at
 from dist_wandb.job.model import Topology
 from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
@@ -50,11 +50,30 @@ def holder() -> int | None:
     return None
 
 
+def in_group() -> Topology | None:
+    """Return the topology by this process's group; `None` without one, and in a fork of a rank, which has a copy."""
+    return None if _is_fork() else Topology.from_torch_distributed()
+
+
+def known() -> tuple[Topology | None, int | None]:
+    """Do as `detect`, but return no topology if neither a process group nor a launcher tells it."""
+    group = in_group()
+    rank_holder = holder() if group is None else None
+    return (Topology.single() if rank_holder is not None else group or Topology.from_environ()), rank_holder
+
+
 def detect() -> tuple[Topology, int | None]:
     """Return the topology of this process, and the process that holds its rank if this one is a job of its own."""
-    group = None if _is_fork() else Topology.from_torch_distributed()
-    rank_holder = holder() if group is None else None
-    return (Topology.single() if rank_holder is not None else group or Topology.detect()), rank_holder
+    topology, rank_holder = known()
+    return topology or Topology.single(), rank_holder
+
+
+def detect_or_none() -> Topology | None:
+    """Return the topology of this process; `None` where `init` raises an error."""
+    try:
+        return detect()[0]
+    except DistWandbError:
+        return None
 
 
 def _is_fork() -> bool:

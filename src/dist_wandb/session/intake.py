@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,7 @@ from dist_wandb.payloads.scalars import (
     flattened,
 )
 from dist_wandb.runs import run_metadata, wandb_media
-from dist_wandb.session.job_link import why_no_run
-from dist_wandb.session.moving import MOVED, primary_in
+from dist_wandb.session.job_link import MOVED, primary_in, why_no_run
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
 from dist_wandb.session.stalls.watcher import signs
@@ -39,32 +39,23 @@ if TYPE_CHECKING:
 _OPEN = Phase.OPEN  # a member of an enumeration takes longer to read
 
 
+@dataclass(eq=False, repr=False)
 class Intake:
     """Accepts the rows that this rank logs."""
 
-    def __init__(
-        self,
-        link: JobLink,
-        own: OwnRun,
-        exchange: Exchange,
-        life: LifeCycle,
-        notices: SessionNotices,
-        *,
-        first_row: int,  # position on the x axis of the first row without a step
-    ) -> None:
-        self.rows: int = 0  # accepted so far
-        self._link = link
-        self._own = own
-        self._exchange = exchange
-        self._life = life
-        self._notices = notices
-        self.first_row = first_row
-        self._last: tuple[int | None, int] = (None, 0)  # the last step given by this rank, and the rows ended since
-        self._names: set[str] = set()  # that were checked
-        self._first_thread = 0  # the first to log
-        self._watched: dict[str, Any] = {}  # what `watch` has measured for a row that is not passed on yet
-        self.sections: Sections = Sections()
-        self._successor: Intake | None = None  # of the session in which this one continues
+    _link: JobLink
+    _own: OwnRun
+    _exchange: Exchange
+    _life: LifeCycle
+    _notices: SessionNotices
+    first_row: int  # position on the x axis of the first row without a step
+    rows: int = 0  # accepted so far
+    _last: tuple[int | None, int] = (None, 0)  # the last step given by this rank, and the rows ended since
+    _names: set[str] = field(default_factory=set)  # that were checked
+    _first_thread: int = 0  # the first to log
+    _watched: dict[str, Any] = field(default_factory=dict)  # measured by `watch` for a row that is not passed on yet
+    sections: Sections = field(default_factory=Sections)
+    _successor: Intake | None = None  # of the session in which this one continues
 
     def continue_from(self, former: Intake) -> None:
         """Continue the rows of a session that moves to this one: they are passed on, and the next follows the last."""
@@ -136,7 +127,11 @@ class Intake:
     def _pass_on(
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool
     ) -> None:
-        given = self._step_of(metrics, step) if leads else None
+        given: Any = step  # possibly as a value of the x axis
+        if given is None and self._own.step_metric is not None:
+            given = metrics.get(self._own.step_metric)
+        if not leads or type(given) is not int or given < 0:
+            given = None
         if leads and self._watched:
             metrics = self._with_watched(metrics, given, commit)
         if given is not None:
@@ -170,12 +165,6 @@ class Intake:
             self._notices.row_dropped(values)
         return self._life.phase is Phase.DETACHED
 
-    def _step_of(self, metrics: Mapping[str, Any], step: int | None) -> int | None:
-        """The step that was given with a row, possibly as a value of the x axis."""
-        if step is None and self._own.step_metric is not None:
-            step = metrics.get(self._own.step_metric)
-        return step if type(step) is int and step >= 0 else None
-
     def _copied(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of a row, with what W&B stores of its media now: the script may change them."""
         if are_plain(metrics):  # a hot path
@@ -194,7 +183,6 @@ class Intake:
         commit: bool | None,
         times: Collection[str] = (),  # names of timings, which have equal weight on all ranks
     ) -> None:
-        """Pass on values that are reduced with those of other ranks."""
         rank, axis = self._link.topology.global_rank, self._own.step_metric
         values = self._copied(metrics)
         if step is None and axis in values and type(values[axis]) is int:
@@ -211,7 +199,6 @@ class Intake:
         self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, self._own.summary.count))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
-        """Pass on a row of this rank alone."""
         rank = self._link.topology.global_rank
         metrics = self._copied(metrics)
         if weight is not None:
@@ -246,10 +233,6 @@ def exchange_of(
     """Return an exchange that reduces this rank's rows with those of other ranks, or one for its own rows alone."""
     options = link.options
     if link.reduces:
-
-        def published() -> int:
-            return publications() + own.elsewhere.sent
-
         hooks = Hooks(
             link.find_store,
             between_rounds,
@@ -257,7 +240,7 @@ def exchange_of(
             link.until_open(enclosing),
             partial(why_no_run, link),
             link.moving.to if link.moving.is_possible else None,
-            published,
+            lambda: publications() + own.elsewhere.sent,
             names_unopened=MOVED not in link.name,
         )
         exchange = CollectiveExchange(link.unit, hooks, rows, options.limits)

@@ -4,19 +4,24 @@ The coordinator publishes its options and describing arguments (name, tags, conf
 refused if its mode or scope differs; in `auto`, ranks without a run do not read them. Ranks that were given no
 arguments use the coordinator's. Secondaries of a shared run always do, because W&B keeps what any writer sent last.
 Calls of `init` while a session is open are decided here, too, alike on all ranks (`InitCalls`).
+
+`check_trial` finds, when a run is opened, that ranks were given different trials of a sweep, by agents of their own:
+before a rank opens its run, and again after that, because the first rank cannot know what later ones were given; of one
+that comes later still, it learns at its end. None waits for ranks that may never come.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job import leftovers
+from dist_wandb.job.job_identity import refuse
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
 from dist_wandb.notices import named_line
@@ -29,11 +34,18 @@ if TYPE_CHECKING:
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.settings.options import Options
 
+_T = TypeVar("_T")
 _JOB = "job"  # the key of the coordinator's message
 _EQUAL = ("run_mode", "rank_scope")  # options that must be the same on all ranks
 _opened: Counter[str] = Counter()  # sessions by integration
 _behind: set[str] = set()  # integrations of which a session has ended without this rank
 ENDING = "ending"  # key: set once the coordinator has begun to end the session
+_OTHER = "trial/other"  # key of the trial of a sweep that is not that of the first rank
+ONE_AGENT = (
+    "Every rank would take trials of its own from the sweep, and only those of one rank would be trained. Start one "
+    "agent that starts the job: in the sweep's configuration set command: [${env}, torchrun, --nproc-per-node, N, "
+    "train.py, ${args}], call init in train.py without an agent, and run: wandb agent SWEEP."
+)
 _ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
 
 
@@ -42,6 +54,11 @@ class JobDescription(TypedDict):
 
     options: dict[str, Any]
     arguments: dict[str, Any]  # those of `wandb.init` that describe the run
+
+
+def ask(store: JobStore | None, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
+    """Read from the store; `otherwise` if there is none, or it does not answer within some seconds."""
+    return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
 
 
 def meet(options: Options, topology: Topology, integration: str, number: int | None) -> tuple[str, JobStore | None]:
@@ -59,7 +76,6 @@ def meet(options: Options, topology: Topology, integration: str, number: int | N
 
 
 def planned(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
-    """Return what this rank does with W&B."""
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
     in_sweep = sweeps.is_trial()
     return plan_run(
@@ -68,19 +84,16 @@ def planned(topology: Topology, options: Options, base_id: str | None, group: st
 
 
 def needs_base_id_of(topology: Topology, options: Options) -> bool:
-    """Return whether this rank's plan depends on the base id."""
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
     return needs_base_id(topology, mode, scope, all_nodes=options.all_nodes, unit=unit)
 
 
 def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:
-    """Publish the description of the job, as the coordinator."""
     arguments = run_metadata.arguments_for_others(init_arguments)
     store.publish(_JOB, JobDescription(options=asdict(replace(options, on_stall=None)), arguments=arguments))
 
 
 def is_published(store: JobStore) -> bool:
-    """Return whether the coordinator has opened this session."""
     return store.has([_JOB])
 
 
@@ -155,7 +168,6 @@ def fall_behind(integration: str) -> None:
 
 
 def is_ending(store: JobStore) -> bool:
-    """Return whether the coordinator has begun to end the session."""
     return store.has([ENDING]) or leftovers.is_over(store)
 
 
@@ -204,3 +216,36 @@ class InitCalls:
                 return found[0]
         self._unanswered.add(place)
         return mine
+
+
+def check_trial(store: JobStore | None, topology: Topology) -> None:
+    """Refuse, by a `ConfigurationError`, to open the run of one trial with ranks that were given another trial."""
+    trial = sweeps.trial_id()
+    if store is None or trial is None:
+        return
+    mine = {"id": trial, "rank": topology.global_rank}
+    first = store.claim("trial", mine)
+    if isinstance(first, dict) and first.get("id") != trial:
+        store.publish(_OTHER, mine)
+    for other in (first, store.try_get(_OTHER)):
+        if isinstance(other, dict) and other.get("id") != trial:
+            error = _different(topology, trial, other)
+            refuse(store, topology, str(error))
+            raise error
+
+
+def late_trial(store: JobStore | None, topology: Topology) -> ConfigurationError | None:
+    """Return the error that another rank came with another trial of a sweep, after `check_trial` on this one."""
+    asked = store if sweeps.is_trial() else None
+    found: dict[str, Any] = ask(asked, lambda store: store.get_present(["trial", _OTHER]), {})
+    first, other = found.get("trial"), found.get(_OTHER)
+    if not isinstance(first, dict) or not isinstance(other, dict) or other.get("rank") == topology.global_rank:
+        return None
+    return _different(topology, first.get("id"), other)
+
+
+def _different(topology: Topology, trial: object, other: dict[str, Any]) -> ConfigurationError:
+    return ConfigurationError(
+        f"Rank {topology.global_rank} was given the trial {trial!r} of the sweep, but rank {other.get('rank')} the "
+        f"trial {other.get('id')!r} (WANDB_RUN_ID), by agents of their own. {ONE_AGENT}"
+    )

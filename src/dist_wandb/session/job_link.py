@@ -1,4 +1,10 @@
-"""A session's link to the other ranks of its job, through the job's store; also how they report their ends."""
+"""A session's link to the other ranks of its job, through the job's store; also how they report their ends.
+
+A session moves if its primary never opens it: it continues as another session, of which another rank is the primary.
+Each rank opens that session when it learns of this (`exchange.membership`), on the thread of the exchange.
+The user keeps the object that `init` has returned: it gets the parts of the other session. A call that is in progress
+on another thread ends with the former parts, and then does the same with the new ones (`Shutdown.successor`).
+"""
 
 from __future__ import annotations
 
@@ -6,60 +12,101 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership.generations import (
-    APART,
-    has_opened,
-    keys_of,
-    least_wait,
-    number_opened,
-    publish_opened,
-)
+from dist_wandb.exchange.membership import generations
+from dist_wandb.exchange.membership.forming import Stopped
+from dist_wandb.exchange.membership.membership import Situation, primary_of
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
-from dist_wandb.job.job_store import JobStore, SharedList
+from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
-from dist_wandb.session import job_description
-from dist_wandb.session.job_description import ENDING, InitCalls
-from dist_wandb.session.moving import Moving
+from dist_wandb.session import job_description, registry
+from dist_wandb.session.job_description import ENDING, InitCalls, ask
 from dist_wandb.session.registry import FAILED
 from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
     from dist_wandb.job.model import Topology
+    from dist_wandb.session.session import Session
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
 
-_T = TypeVar("_T")
 _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
 _PAUSE = 0.02  # seconds between two polls for writers that have ended
+_DECISION = 2.0  # seconds after `join_timeout` in which ranks notice that another one becomes the primary
+_OPENING = 10.0  # seconds that reads then wait for its run
+MOVED = "/moved"  # part of the name of a session that continues another one
+_KEPT = ("opened_at", "opened_inside")  # attributes of a session that moves
 
 
 def _is_begun(link: JobLink) -> bool:
     """Whether the primary of a session has begun to open it, and not opened its run yet."""
-    store, keys = link.store, keys_of(link.unit)
-    if store is None:
-        return False
-    return briefly(lambda: has_opened(store.below(keys), 0) and not store.has([run_key(link.plan)]), False)
+
+    def is_begun(store: JobStore) -> bool:
+        has_opened = generations.has_opened(store.below(generations.keys_of(link.unit)), 0)
+        return has_opened and not store.has([run_key(link.plan)])
+
+    return ask(link.store, is_begun, False)
 
 
 def why_no_run(link: JobLink) -> str | None:
     """Return why the primary of a session opened no run, if it has published that."""
-    store = link.store
-    if store is None:
-        return None
-    return briefly(lambda: (store.try_get(run_key(link.plan)) or {}).get("error") or refusal(store), None)
+    return ask(link.store, lambda store: (store.try_get(run_key(link.plan)) or {}).get("error") or refusal(store), None)
 
 
 def _follows(store: JobStore) -> bool:
     """Whether the coordinator has opened the session before this one, and not ended it yet."""
     former = leftovers.former(store)
     return former is not None and job_description.is_published(former)
+
+
+class Moving:
+    """Whether and how a session continues with another primary, and how long reads wait for its own until then.
+
+    All reads together wait up to `join_timeout` and, if another rank becomes the primary then, until it has opened the
+    run, but no more than some seconds.
+    """
+
+    def __init__(self, join_timeout: float, ranks: int) -> None:
+        self.is_possible = False  # whether another rank may become the primary
+        # Continues the session, given the rank of its new primary; `None` after its end.
+        self.move: Callable[[int], None] | None = None
+        self.has_happened = False  # whether the session has continued
+        self.has_id = False  # whether the base id is known to be the coordinator's: reads of it do not wait
+        self._join_timeout = join_timeout
+        self._ranks = ranks
+        self._until = math.inf  # reads wait, by the monotonic clock, once there was one
+
+    def to(self, primary_rank: int) -> None:
+        if self.move is None:
+            raise RuntimeError("the session has ended")
+        self.move(primary_rank)
+
+    def begin(self) -> None:
+        """Let reads wait for the other session."""
+        if self._until != math.inf:
+            self._until = time.monotonic() + _OPENING
+
+    def end(self, successor: Moving) -> None:
+        """Let reads continue in the other session, for which they wait no longer."""
+        successor._until, self.has_happened = self._until, True
+
+    def wait(self, is_over: Callable[[], bool], is_known: Callable[[], bool]) -> None:
+        """Let a read wait until what the primary publishes `is_known`; raise `RendezvousError` if the store is gone.
+
+        It does not wait if the session `is_over` on the coordinator: what that has published may be gone.
+        """
+        if self._until == math.inf:
+            self._until = time.monotonic() + self._join_timeout + self.is_possible * _DECISION
+        if not is_over():
+            is_settled = lambda: self.has_happened or time.monotonic() > self._until or is_known() or None  # noqa: E731
+            poll(is_settled, math.inf, LONGEST_PAUSE, self._ranks)
 
 
 class JobLink:
@@ -94,9 +141,8 @@ class JobLink:
         return self.store or JobStore.find(self.name, self.topology, self.options.limits.join_timeout)
 
     def report_opened(self) -> None:
-        """Publish to the other ranks of the unit that this one takes part."""
         if self.store is not None and self.unit.is_member:
-            publish_opened(self.store.below(keys_of(self.unit)), self.unit)
+            generations.publish_opened(self.store.below(generations.keys_of(self.unit)), self.unit)
 
     def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
         """Find the store and publish the job's description, for a session that was opened before there was a store."""
@@ -120,14 +166,8 @@ class JobLink:
             self.moving.has_id = True
         return unit_run_id(self.plan)
 
-    def _ask(self, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
-        """Read from the store; `otherwise` if there is none, or it does not answer within some seconds."""
-        store = self.store
-        return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
-
     def run_url(self) -> str | None:
-        """Return the URL of the run as its primary has published it, if it has one."""
-        published = self._ask(lambda store: store.try_get(run_key(self.plan)), None)
+        published = ask(self.store, lambda store: store.try_get(run_key(self.plan)), None)
         return published.get("url") if published else None
 
     def until_open(self, enclosing: Sequence[JobLink] = ()) -> Callable[[], bool]:
@@ -142,13 +182,13 @@ class JobLink:
 
         def is_opening() -> bool:
             nonlocal latest, outside
-            found = self._ask(lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
+            found = ask(self.store, lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
             now = time.monotonic()
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
                 if now < latest_outside and (
-                    any(map(_is_begun, enclosing)) or (self._is_counted and self._ask(_follows, False))
+                    any(map(_is_begun, enclosing)) or (self._is_counted and ask(self.store, _follows, False))
                 ):
-                    outside = now + APART
+                    outside = now + generations.APART
                 return now < outside
             within = _ARRIVAL if key in found else float(found[opening_key(self.plan)])
             latest = min(latest, now + within)
@@ -157,23 +197,24 @@ class JobLink:
         return is_opening
 
     def is_accompanied(self) -> bool:
-        """Whether other ranks of the unit have opened their sessions."""
-        keys = keys_of(self.unit)
-        return self.store is not None and self._ask(lambda store: number_opened(store.below(keys)) > 1, True)
+        keys = generations.keys_of(self.unit)
+        return self.store is not None and ask(
+            self.store, lambda store: generations.number_opened(store.below(keys)) > 1, True
+        )
 
     def until_attached(self) -> Callable[[], bool]:
         """Return what tells whether all writers of a shared run are attached, or it cannot be determined.
 
         After some seconds, these are the ranks that have opened their sessions: the others may never come.
         """
-        began, keys = time.monotonic(), keys_of(self.unit)
+        began, keys = time.monotonic(), generations.keys_of(self.unit)
 
         def are_attached(store: JobStore) -> bool:
             attached, apart = attached_writers(store, self.plan).count(), time.monotonic() - began
-            is_time = apart >= least_wait(self.options.limits.join_timeout, self.unit)
-            return attached >= (number_opened(store.below(keys)) if is_time else self.unit.size)
+            is_time = apart >= generations.least_wait(self.options.limits.join_timeout, self.unit)
+            return attached >= (generations.number_opened(store.below(keys)) if is_time else self.unit.size)
 
-        return lambda: self._ask(are_attached, True)
+        return lambda: ask(self.store, are_attached, True)
 
     def other_writers(self, deadline: float) -> set[int] | None:
         """Return the indices in the unit of the other ranks that write into its run, if the store answers in time.
@@ -181,7 +222,7 @@ class JobLink:
         Without an answer by the deadline, on the monotonic clock (`None`), the run ends before its writers.
         """
         within = max(STORE_PATIENCE, deadline - time.monotonic())
-        writers = self._ask(lambda store: attached_writers(store, self.plan).read_new(), None, within)
+        writers = ask(self.store, lambda store: attached_writers(store, self.plan).read_new(), None, within)
         return None if writers is None else set(writers) - {self.unit.index}
 
     def unit_end(self) -> UnitEnd:
@@ -191,12 +232,12 @@ class JobLink:
     def report_end(self, *, is_over: bool) -> None:
         """Publish, as the coordinator, that it ends the session, for `init`, or that it has, for late ranks."""
         if self.topology.is_coordinator:
-            self._ask(leftovers.publish_over if is_over else lambda store: store.publish(ENDING, 1), None)
+            ask(self.store, leftovers.publish_over if is_over else lambda store: store.publish(ENDING, 1), None)
 
     def is_over(self) -> bool:
         """Whether the coordinator has already ended this session, so that this rank opens it too late."""
         is_follower = not self.topology.is_coordinator and self.options.rank_scope == "global"
-        return is_follower and self._ask(leftovers.is_over, False)
+        return is_follower and ask(self.store, leftovers.is_over, False)
 
     def leave(self, exchange: Exchange) -> None:
         """Delete the session's keys once its exchange has ended, unless a logger may open it again by its number."""
@@ -211,6 +252,7 @@ class JobLink:
             leftovers.leave(store, lambda: exchange.has_ended)
 
 
+@dataclass(frozen=True)
 class UnitEnd:
     """The messages of a unit's ranks about their ends, so that its run ends last and with the right exit code.
 
@@ -220,22 +262,17 @@ class UnitEnd:
     for ranks that its exchange has lost, and finishes last. Without the store nothing can be reported.
     """
 
-    def __init__(self, store: JobStore | None, unit: Unit) -> None:
-        self._store = store
-        self._unit = unit
+    _store: JobStore | None
+    _unit: Unit
 
     def report(self, exit_code: int | None) -> int | None:
         """Publish this rank's exit code; return the unit's first failure, if it is one: others follow from that."""
-        store = self._store
-        if not exit_code or store is None:
+        if not exit_code:
             return exit_code
-        return int(briefly(lambda: store.claim(self._key("failed"), exit_code), exit_code))
+        return int(ask(self._store, lambda store: store.claim(self._key("failed"), exit_code), exit_code))
 
     def report_written(self) -> None:
-        """Publish that this rank writes nothing more into the unit's run."""
-        store = self._store
-        if store is not None:
-            briefly(lambda: self._written(store).append(self._unit.index), 0)
+        ask(self._store, lambda store: self._written(store).append(self._unit.index), 0)
 
     def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
         """Wait until other ranks, by index, have called `report_written`, or the deadline; return whether they have."""
@@ -257,15 +294,67 @@ class UnitEnd:
 
     def exit_code(self, gone: Collection[int]) -> int:
         """Return the unit's first failure; 1 if ranks are gone without a report; 0 otherwise, and for own runs."""
-        store = self._store
-        if store is None:
-            return 0
-        reported = briefly(lambda: store.try_get(self._key("failed")), None)
-        return int(reported or (FAILED if gone else 0))
+        reported = ask(self._store, lambda store: store.try_get(self._key("failed")), None)
+        return int(reported or (FAILED if gone and self._store is not None else 0))
 
     def _key(self, what: str) -> str:
         return f"end/{self._unit.name}/{what}"
 
     def _written(self, store: JobStore) -> SharedList:
-        """Return the list of the indices of ranks that write nothing more."""
         return SharedList(store, self._key("written"))
+
+
+def primary_in(
+    link: JobLink,
+    is_opening: Callable[[], bool],
+    is_due: Callable[[], bool],
+    has_rows: Callable[[], bool],
+    is_stopped: Callable[[], bool],
+) -> int | None:
+    """Wait until it is certain which rank of the unit writes its run; return its index, or `None` if it never is.
+
+    For a session that takes part in no exchange. `is_due`: this rank ends. `has_rows`: it has logged something.
+    `is_stopped`: stop waiting immediately.
+    """
+    store, unit, within = link.store, link.unit, link.options.limits.join_timeout
+    if store is None:
+        return None
+    situation = Situation(is_due, link.is_over, is_opening, may_move=True, has_rows=has_rows)
+    try:
+        return primary_of(unit, store.beside(generations.keys_of(unit)), within, situation, is_stopped)
+    except (Stopped, RendezvousError):
+        return None
+
+
+def _publish_before(link: JobLink, former: JobLink) -> None:
+    """Publish which ranks had the session that this one continues, and have not left it: if one died, it is missing."""
+    if link.store is not None and former.store is not None:
+        known = generations.Presence(former.unit, former.store.below(generations.keys_of(former.unit)))
+        generations.Presence(link.unit, link.store.below(generations.keys_of(link.unit))).publish_before(known)
+
+
+def move(session: Session, reopen: Callable[[int, Session], Session], primary_rank: int) -> None:
+    """Continue a session as another one, made by `reopen`, to which the rows that were logged so far are passed on.
+
+    The session is the one that the user has, also if it continues as a third one.
+    """
+    before: dict[str, Any] = dict(vars(session))
+    link: JobLink = before["_link"]
+    link.moving.begin()
+    former = next((one for one in registry.open_sessions() if vars(one)["_link"] is link), session)
+    other = reopen(primary_rank, session)
+    other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
+    after = {name: part for name, part in vars(other).items() if name not in _KEPT}
+    following: JobLink = after["_link"]
+    after["_own"].summary.continue_from(before["_own"].summary, other.run)
+    after["_intake"].continue_from(before["_intake"])
+    after["_shutdown"].failure, before["_shutdown"].successor = before["_shutdown"].failure, after["_shutdown"]
+    after["_children"].continue_for(before["_children"])
+    vars(session).update(after)
+    if written := before["_config_sync"].continue_in(lambda: session.run):
+        session.run.config.update(written, allow_val_change=True)
+    briefly(lambda: _publish_before(following, link), None)
+    following.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
+    link.moving.end(following.moving)
+    registry.remove(former)
+    after["_notices"].moved()

@@ -63,7 +63,6 @@ class SessionNotices:
             )
 
     def moved(self) -> None:
-        """Warn, on the new primary of a session that has moved, that it writes the run instead of another rank."""
         rank = self._link.topology.global_rank
         if self._link.plan.primary:
             self._given.warn(
@@ -73,7 +72,6 @@ class SessionNotices:
             )
 
     def logged_nested_too(self, name: str) -> None:
-        """Warn that a name with a dot is also the path of a nested value."""
         self._given.warn(
             "nested too",
             f"rank {self._link.topology.global_rank} logged {name!r} both as this name and nested. W&B shows both as "
@@ -81,7 +79,6 @@ class SessionNotices:
         )
 
     def row_dropped(self, values: int) -> None:
-        """Warn that rows are dropped, and count their values."""
         self._dropped += values
         self._given.warn(
             "dropped",
@@ -90,7 +87,6 @@ class SessionNotices:
         )
 
     def too_early(self) -> None:
-        """Warn that rows of a session that no other rank meets are not written."""
         self._given.warn(
             "too early",
             f"rank {self._link.topology.global_rank} logs in a session that was opened before Lightning had connected "
@@ -99,12 +95,10 @@ class SessionNotices:
         )
 
     def at_end(self) -> None:
-        """Report, once, how many values were dropped."""
         dropped, self._dropped = self._dropped, 0
         report_lost(self._link.topology.global_rank, {"that were logged after the run was finished": dropped})
 
     def not_gathered(self) -> None:
-        """Warn that tables and images are not gathered as nothing is reduced; raise if others' would be lost."""
         plan = self._link.plan
         if plan.run_mode == "auto":
             raise ConfigurationError(
@@ -119,7 +113,6 @@ class SessionNotices:
             )
 
     def unused_names(self, reductions: Reductions) -> None:
-        """Warn, on the primary, about names and patterns of arguments that matched no logged name."""
         link, options, known = self._link, self._link.options, reductions.known
         if not link.plan.primary:
             return

@@ -1,11 +1,11 @@
 """Opening a session, in steps that may each refuse. All integrations open their sessions here.
 
 1. *Arguments* are checked before anything starts.
-2. *Topology* (`topology.model`): nothing is guessed.
-3. *Job store* (`store.job_store`): the layout over nodes (`job_identity`); the session's name and the coordinator's
+2. *Topology* (`job.model`): nothing is guessed.
+3. *Job store* (`job.job_store`): the layout over nodes (`job_identity`); the session's name and the coordinator's
    mode, scope and describing arguments (`job_description`); the coordinator's config, with which the other ranks
-   compare theirs (`run_config.comparison`).
-4. *Earlier start* (`restart.store`): only the coordinator looks for one, so that all ranks decide alike and nothing
+   compare theirs (`config.comparison`).
+4. *Earlier start* (`restart`): only the coordinator looks for one, so that all ranks decide alike and nothing
    depends on files that only some nodes see.
 5. *Plan* (`settings.plan`): pure, and made once. No later code asks for the rank again.
 6. *Run* (`runs.opening`, `runs.wandb_init`), or a `NullRun`.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
@@ -33,16 +32,13 @@ from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
-from dist_wandb.session import inherited_rank, job_description, registry, sweep_agents
+from dist_wandb.session import inherited_rank, job_description, registry, restart
 from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.job_link import JobLink
-from dist_wandb.session.moving import MOVED, move
+from dist_wandb.session.job_link import MOVED, JobLink, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.registry import FAILED
-from dist_wandb.session.restart import resuming
-from dist_wandb.session.restart.resuming import next_row
-from dist_wandb.session.restart.store import Earlier, RestartStore
+from dist_wandb.session.restart import Earlier, RestartStore, next_row
 from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
 
@@ -96,16 +92,16 @@ def open_session(
     opener.meet(integration, number, reaches=reaches and not topology.is_unconnected)
 
     again = partial(open_session, topology=topology, step_metric=step_metric, number=1, adopt=adopt)
-    again = partial(again, create_new=create_new, announces=announces, restarts=restarts, as_given=as_given)
+    again = partial(again, create_new=create_new, announces=announces, catches_sigterm=catches_sigterm)
+    again = partial(again, restarts=restarts, as_given=as_given)
 
     def reopen(primary_rank: int, continues: Session | None = None) -> Session:
         name, moved_options, arguments = opener.as_moved(primary_rank, init_arguments)
-        in_main = threading.current_thread() is threading.main_thread()
         again_here = partial(again, moved_options, arguments, integration=name, continues=continues)
         try:
-            return again_here(catches_sigterm=catches_sigterm and in_main)
+            return again_here()
         except RendezvousError:  # its host has ended meanwhile
-            return again_here(catches_sigterm=catches_sigterm and in_main, reaches=False)
+            return again_here(reaches=False)
 
     moved_to = opener.moved_to()
     if moved_to is not None:
@@ -117,7 +113,7 @@ def open_session(
         session = opener.open(
             step_metric, adopt, until_started, create_new=create_new, as_given=as_given, continues=continues
         )
-        opener.move_by(lambda primary_rank: move(continues or session, reopen, primary_rank))
+        opener.link.moving.move = lambda primary_rank: move(continues or session, reopen, primary_rank)
         opener.announce(session, announces=announces, catches_sigterm=catches_sigterm, continues=continues)
     return session
 
@@ -127,7 +123,7 @@ def _without_others(options: Options, topology: Topology, integration: str) -> O
 
     The first process ran the same line as a job of its own, before it started the others: no rank meets this one.
     """
-    if options.run_mode != "auto" or not options.is_rank_0_primary:
+    if not options.is_run_of_rank_0:
         raise ConfigurationError(
             f"{integration} was called on rank {topology.global_rank} before Lightning had connected the ranks, but "
             f"run_mode={options.run_mode!r} with primary_rank={options.primary_rank} needs all of them. Pass these "
@@ -166,7 +162,7 @@ class Opener:
     _name: str
     _store: JobStore | None
     _config_sync: ConfigSync
-    _link: JobLink
+    link: JobLink
 
     def __init__(self, options: Options, init_arguments: Mapping[str, Any], topology: Topology) -> None:
         self._options = options
@@ -177,10 +173,6 @@ class Opener:
         self._restart_store: RestartStore | None = None
         self._earlier: Earlier | None = None
 
-    @property
-    def _has_store(self) -> bool:
-        return self._store is not None
-
     def meet(self, integration: str, number: int | None, *, reaches: bool = True) -> None:
         """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
         options = self._options
@@ -188,8 +180,8 @@ class Opener:
         if reaches:
             self._name, self._store = job_description.meet(options, self._topology, integration, number)
         self._is_counted = number is None
-        sweep_agents.check_trial(self._store, self._topology)
-        resuming.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
+        job_description.check_trial(self._store, self._topology)
+        restart.check_resume(self._arguments, options, self._topology, has_store=self._store is not None)
         if self._store is not None:
             needed = needs_layout(self._topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
             self._topology = learn_layout(self._store, self._topology, needed=needed)
@@ -217,10 +209,6 @@ class Opener:
     def _unit(self) -> Unit:
         return unit_of(self._topology, self._options.rank_scope, self._options.unit_ranks)
 
-    def move_by(self, move: Callable[[int], None]) -> None:
-        """Set how the session continues if another rank, given by its number, becomes the primary."""
-        self._link.moving.move = move
-
     def moved_to(self) -> int | None:
         """Return the rank that has become the primary, because this one, which should be, comes too late for it."""
         store = self._store
@@ -234,7 +222,6 @@ class Opener:
         return unit.ranks[first.source]
 
     def compare(self) -> None:
-        """Compare the given config with those of the other ranks."""
         store = self._store
         config, run = run_metadata.chosen_config(self._arguments), requested.naming(self._arguments)
         self._config_sync = ConfigSync(self._options, self._topology, config, run)
@@ -243,12 +230,15 @@ class Opener:
 
     def look_back(self, integration: str, number: int | None, *, enabled: bool) -> None:
         """Find the runs of an earlier start that this one continues, if the integration supports that (`enabled`)."""
+        has_store = self._store is not None
         if enabled and self._topology.is_coordinator:
-            name = resuming.session_name(integration, number)
+            name = restart.session_name(integration, number)
             self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
-            if resuming.can_look_back(self._options, self._topology, has_store=self._has_store):
+            if restart.can_look_back(self._options, self._topology, has_store=has_store):
                 self._earlier = self._restart_store.find()
-        self._arguments = resuming.continued(self._arguments, self._earlier, self._topology, has_store=self._has_store)
+        self._arguments = restart.continued(
+            self._arguments, self._earlier, self._topology, has_store=self._store is not None
+        )
 
     def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
         """Decide what this rank does. `not_kept` warns of arguments that a sweep's trial overrides."""
@@ -260,7 +250,7 @@ class Opener:
             doubt = too_large(topology, plan, topology.local_world_size, options.unit_ranks)
             for message in filter(None, (doubt, not_kept, beside_trial(topology, plan))):
                 warn(message, users_line())
-        link = self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
+        link = self.link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
         # Of several units, the trial, or the run to be rewound, may be another one's.
         is_bound = link.unit.name and (sweeps.is_trial() or requested.rewinds(self._arguments))
         link.moving.is_possible = options.run_mode == "auto" and not is_bound
@@ -271,9 +261,9 @@ class Opener:
         options, topology, requested_id = self._options, self._topology, requested.run_id(self._arguments)
         if topology.world_size == 1:
             return requested_id
-        name = resuming.name_for_id(self._name, self._arguments)
+        name = restart.name_for_id(self._name, self._arguments)
         if not job_description.needs_base_id_of(topology, options):
-            return requested_id or (None if self._has_store else id_of_job(name, topology))
+            return requested_id or (None if self._store is not None else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
             # no other rank's plan contains it
             return requested_id or id_of_job(name, topology) or proposed or make_id()
@@ -289,8 +279,7 @@ class Opener:
         as_given: bool,
         continues: Session | None,
     ) -> Session:
-        """Open the run, and create its session."""
-        link, config_sync, plan = self._link, self._config_sync, self._link.plan
+        link, config_sync, plan = self.link, self._config_sync, self.link.plan
         adopted = adopt(plan) if adopt and plan.opens_run else None
         before = run_metadata.running_run()
         is_beside = self._topology.world_size > 1 and before is not None
@@ -328,7 +317,7 @@ class Opener:
 
     def _first_row(self, run: AnyRun, axis: str) -> int:
         """Where rows without a step start on an axis. The primary of a shared run determines it for all its writers."""
-        plan = self._link.plan
+        plan = self.link.plan
         if not plan.shared or plan.primary or self._store is None:
             return next_row(run, self._arguments, axis)
         if not requested.continues(self._arguments) and not requested.rewinds(self._arguments):
@@ -340,12 +329,11 @@ class Opener:
             return 0
 
     def announce(self, session: Session, *, announces: bool, catches_sigterm: bool, continues: Session | None) -> None:
-        """Start the session, and announce it to the other ranks, a later start of the job, and the user."""
         try:
             session.start((continues or session).log)
             with suppress(RendezvousError) if continues else nullcontext():
                 session.report_run()
-            sweep_agents.check_trial(self._store, self._topology)
+            job_description.check_trial(self._store, self._topology)
             if (
                 self._restart_store is not None
                 and session.owns_run
@@ -354,11 +342,11 @@ class Opener:
             ):
                 self._restart_store.leave(session.plan.base_id or str(session.run.id))
                 if self._earlier is not None:
-                    print_line(resuming.announcement(self._earlier, self._topology))
+                    print_line(restart.announcement(self._earlier, self._topology))
             if announces:
                 session.announce()
             if catches_sigterm:
-                session.catch_sigterm()
+                registry.process_end.catch_sigterm()
         except BaseException:
             session.end_with_process(FAILED, failed=True)  # no caller has it
             raise

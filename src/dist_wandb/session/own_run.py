@@ -5,32 +5,44 @@ run. All of these call `finish` of the run object. It is intercepted, so that th
 are still in progress. On a rank without a run, `wandb.finish()` has no effect there: the primary publishes it in the
 store, and the sessions without a run end when they poll next. Leaving a ``with wandb.init()`` block calls another
 method, `_finish`: it is intercepted to write the row that is still open, and the session is detached.
+
+What ranks without a run ask of it: their alerts reach the run, and files that they save are reported as not saved.
+A rank without a run appends its alerts to a list in the job's store. The unit's primary reads the list when the
+exchange reports that some rank has published something, and before it ends the run, so the list costs nothing unless
+there are alerts. The same alert of several ranks is sent once, as if the script had one process.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.runs import interception, null_run, record, requested, run_metadata, wandb_private
+from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.rows import Rows
+from dist_wandb.job.job_store import SharedList
+from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError
+from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.opening import run_key
 from dist_wandb.runs.record import Record
+from dist_wandb.runs.requested import check_alert
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
-from dist_wandb.session.elsewhere import Elsewhere
+from dist_wandb.session.job_description import ask
 from dist_wandb.session.notices import print_line
-from dist_wandb.settings.reduction import check_per_rank
+from dist_wandb.settings.reduction import check_patterns, check_per_rank
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.runs.opening import Opening
     from dist_wandb.session.config.sync import ConfigSync
@@ -39,7 +51,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "timed", "topology", "url")
+_SAVING = ("save", "log_artifact", "log_model", "log_code")
+_FETCHING = ("use_artifact", "use_model")
 
 
 class OwnRun:
@@ -75,17 +88,15 @@ class OwnRun:
         self.writer: RunWriter = RunWriter(target, link.plan, step_metric, link.topology.global_rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
-        config_sync.on_lost(self._record.replace)
+        config_sync.own.replace_run = self._record.replace
         config_sync.attach(run, link.plan, link.unit.name)
 
     @property
     def run(self) -> AnyRun:
-        """The run. It changes if wandb's own process had to be replaced."""
         return self._record.run
 
     @property
     def directory(self) -> Path:
-        """The directory that contains the run directories of the job."""
         return requested.wandb_directory(self._opening.arguments)
 
     @property
@@ -105,6 +116,22 @@ class OwnRun:
             return metrics
         per_rank = check_per_rank(self._link.options.per_rank)
         return self.writer.as_logged(metrics, per_rank, step, self._record.stored, self.summary.logged.paths)
+
+    def rows(self, first: int) -> Rows:
+        options = self._link.options
+        return Rows(
+            self.writer,
+            options.reductions,
+            check_per_rank(options.per_rank),
+            check_patterns("spread", options.spread),
+            lambda: self.user_axes,
+            self.summary.keep,
+            self.summary.act,
+            counts=self.has_our_axis,
+            first=first,
+            rank=self._link.topology.global_rank,
+            index=self._link.unit.index,
+        )
 
     def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None], intake: Intake) -> None:
         """Redirect calls on the run, direct or through wandb: to `log`, and to `finish` before the run's own."""
@@ -168,7 +195,6 @@ class OwnRun:
         return metric
 
     def restore(self) -> None:
-        """Undo `intercept`."""
         while self._restore:
             self._restore.pop()()
 
@@ -180,7 +206,6 @@ class OwnRun:
         self._opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
     def raise_asked_for(self) -> None:
-        """Raise an error of the run's end that the user's settings ask for, once."""
         error, self._record.asked_for = self._record.asked_for, None
         if error is not None:
             raise error
@@ -207,7 +232,6 @@ class OwnRun:
         return bool(problem) and bool(run) and run_metadata.is_offline(run)
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
-        """Reopen the run on disk, with the same id and the given config."""
         run = self._opening.again(run_id, config, self.step_metric)
         wandb_private.set_starting_step(run, self.starting_step)
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)
@@ -218,56 +242,143 @@ class OwnRun:
         return run
 
 
-class AsRun:
-    """Looks up undefined attributes on the run, and sets on it what users set of a run."""
+class Elsewhere:
+    """Handles calls on a rank without a run, and on the primary the alerts of such ranks."""
 
-    if TYPE_CHECKING:
-        _intake: Intake
-        _own: OwnRun
-        log: Callable[..., None]
+    def __init__(self, link: JobLink, run: Callable[[], AnyRun], *, takes_all: bool) -> None:
+        self.sent: int = 0  # alerts that this rank has published for its primary
+        self._link = link
+        self._run = run
+        self.takes_all: bool = takes_all  # that is logged, as wandb's disabled run
+        self._list: SharedList | None = None  # from its first use to the last
+        self._seen: Counter[tuple[str, str, str]] = Counter()  # alerts of this rank
+        self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
+        self._published = 0.0  # as of the last `deliver`
 
-        @property
-        def run(self) -> AnyRun:
-            """The run."""
+    def take(self, metrics: Mapping[str, Any]) -> None:
+        """Give whatever was logged, also after the end, to the summary of a disabled run."""
+        run = self._run()
+        take = run.summary.update if isinstance(run, NullRun) else interception.original(run, "log")
+        take(dict(metrics))
 
-    @property
-    def step(self) -> int:
-        """The step of the next row of this rank, as with wandb: after ``log(..., step=200)`` 200, as its row is open.
+    def handlers(self, run: AnyRun, watch: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
+        """Return handlers of a run's methods by name. `watch` is called with what ``run.watch`` logs."""
+        if self._link.topology.world_size == 1 or self.takes_all:  # rows are written at once, or nowhere
+            return {}
+        if not run:
+            return {"alert": self._alert, **{name: self._reported(name) for name in (*_SAVING, *_FETCHING)}}
 
-        Without steps, it is the number of rows that this rank has logged, after those of a run that is continued.
-        """
-        return self._intake.step
+        def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
+            if step is None and wandb_private.is_watched(data, commit):
+                watch(data)
+            else:
+                log_now(data, step, commit, **others)
 
-    @property
-    def starting_step(self) -> int:
-        """The step of the first row of this start: 0, or after the last step of a run that is continued.
+        of_primary = {"alert": self._alert_of_primary} if self._link.plan.run_mode == "auto" else {}
+        return {**of_primary, wandb_private.LOG: take}
 
-        On a rank without a run it is the primary's; the first read waits for it, up to `join_timeout`.
-        """
-        return self._own.starting_step
+    def deliver(self, published: float = math.inf) -> None:
+        """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
+        if published == self._published or self._link.plan.run_mode != "auto" or not self._run():
+            return
+        self._published = published
+        try:
+            found = self._shared()
+            new = [] if found is None else found.read_new()
+        except (RendezvousError, UnansweredError) as error:
+            _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
+            return
+        finally:
+            if published == math.inf:
+                self._list = None  # releases its connection
+        for one in new:
+            if isinstance(one, dict) and isinstance(one.get("title"), str) and isinstance(one.get("number"), int):
+                self._send(one)
 
-    def _log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
-        """`log` under the name that W&B's own integrations call."""
-        self.log(data, step, commit=commit)
+    def _send(self, alert: dict[str, Any]) -> None:
+        title, text, level = (str(alert.get(name) or "") for name in ("title", "text", "level"))
+        if self._is_new((title, text, level, alert["number"])):
+            wait = alert.get("wait_duration")
+            arguments = {"level": level or None, "wait_duration": wait if isinstance(wait, (int, float)) else None}
+            try:
+                interception.original(self._run(), "alert")(title, text, **arguments)
+            except Exception as error:  # noqa: BLE001  # must not affect the training
+                _log.warning("dist_wandb: an alert of another rank could not be sent: %r: %r", title, error)
 
-    def __copy__(self) -> Self:
-        return self
+    def _is_new(self, alert: tuple[str, str, str, int]) -> bool:
+        is_new = alert not in self._passed_on
+        self._passed_on.add(alert)
+        return is_new
 
-    def __deepcopy__(self, _memo: object) -> Self:
-        """Return the session itself, as wandb does for a run: models that hold it are copied."""
-        return self
+    def _numbered(self, title: object, text: object, level: object) -> tuple[str, str, str, int]:
+        """Return an alert of this rank as texts, with how often this rank has given it."""
+        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
+        self._seen[key] += 1
+        return (*key, self._seen[key])
 
-    def __getattr__(self, name: str) -> Any:
-        is_private = name.startswith("_")
-        if "_own" not in self.__dict__ or (is_private and not null_run.is_private_name(name)):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.run, name, null_run.NullPart()) if is_private else getattr(self.run, name)
+    def _alert_of_primary(
+        self, send: Callable[..., None], title: str, text: str, level: Any = None, wait_duration: Any = None
+    ) -> None:
+        check_alert(level, wait_duration)  # also if another rank has sent it
+        if self._is_new(self._numbered(title, text, level)):
+            send(title, text, level, wait_duration)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in null_run.SETTABLE:
-            setattr(self.run, name, value)  # on a rank without a run it is only read back: the primary sets it
-        else:
-            super().__setattr__(name, value)
+    def _alert(self, _: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
+        check_alert(level, wait_duration)
+        title, text, level, number = self._numbered(title, text, level)
+        wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
+        alert = {"title": title, "text": text, "level": level, "wait_duration": wait, "number": number}
+        try:
+            shared = self._shared()
+            if shared is not None:
+                shared.append(alert)
+                self.sent += 1
+                return
+            problem: object = "there is no store of the job, so call init_process_group first"
+        except (RendezvousError, UnansweredError) as error:
+            problem = error
+        _log.warning(
+            "dist_wandb: the alert %r of rank %d did not reach the rank that has the run: %s.",
+            title,
+            self._link.topology.global_rank,
+            problem,
+        )
 
-    def __dir__(self) -> list[str]:
-        return sorted({*_FOR_USERS, *null_run.public_names(self.run)})
+    def _shared(self) -> SharedList | None:
+        """Return the list of the alerts, on a connection of its own: the training must not wait behind a read."""
+        if self._list is None and self._link.store is not None:
+            store = self._link.store.beside("alerts", TimedCaller(STORE_PATIENCE))
+            self._list = SharedList(store, run_key(self._link.plan))
+        return self._list
+
+    def _reported(self, name: str) -> Callable[..., Any]:
+        """Return a handler that reports a call without effect, on the first rank of the unit that makes it."""
+        reported = False
+
+        def report(do_nothing: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            nonlocal reported
+            if not reported:
+                reported = True
+                rank, key = self._link.topology.global_rank, f"{run_key(self._link.plan)}/without a run/{name}"
+                if ask(self._link.store, lambda store: store.claim(key, rank) == rank, otherwise=True):
+                    self._report(name)
+            return do_nothing(*args, **kwargs)
+
+        return report
+
+    def _report(self, name: str) -> None:
+        rank, unit = self._link.topology.global_rank, self._link.unit
+        primary = unit.ranks[0] if unit.is_member else self._link.topology.coordinator
+        if name in _FETCHING:
+            _log.warning(
+                "dist_wandb: rank %d called %s, which returns nothing there, because only rank %d has a run. Read it "
+                "with wandb.Api().artifact(...), which every rank can, or on rank %d only.",
+                *(rank, name, primary, primary),
+            )
+            return
+        _log.warning(
+            "dist_wandb: rank %d called %s, which saves nothing there, because only rank %d has a run. If each rank "
+            "has files of its own, such as a part of a checkpoint, pass run_mode='shared' to save those of all ranks. "
+            "If not, call %s on rank %d only.",
+            *(rank, name, primary, name, primary),
+        )

@@ -188,7 +188,6 @@ def exit_code_of(error: BaseException | None) -> int | None:
 
 
 def _call_in(seconds: float, function: Callable[..., object], argument: object) -> None:
-    """Call a function on a separate thread, unless the process has ended by then."""
     timer = threading.Timer(seconds, function, (argument,))
     timer.daemon = True
     with suppress(RuntimeError):  # some versions of Python start no threads during shutdown
@@ -204,7 +203,6 @@ def _die_of(number: int) -> None:
 
 
 def _is_main_thread() -> bool:
-    """Return whether this is the main thread: only that may set signal handlers."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -230,7 +228,6 @@ def _set_names_anew() -> None:
 
 
 def add(session: Session) -> None:
-    """Register a session that starts."""
     _sessions.append(session)
     _set_names_anew()
     history.has_begun = True
@@ -238,7 +235,6 @@ def add(session: Session) -> None:
 
 
 def remove(session: Session) -> None:
-    """Remove a session that accepts no more rows."""
     with suppress(ValueError):  # another thread may do the same
         _sessions.remove(session)
         _set_names_anew()
@@ -247,7 +243,6 @@ def remove(session: Session) -> None:
 
 
 def release_sigterm() -> None:
-    """Restore SIGTERM's handler once the last session has ended."""
     if not _sessions:
         process_end.restore_sigterm()
 
@@ -267,7 +262,6 @@ def in_scope() -> list[Session]:
 
 
 def repr_with(session_of: Callable[[Any], Session | None]) -> Callable[[object], str]:
-    """Return the `__repr__` of an integration, which shows its session."""
     return lambda self: f"<dist_wandb.{type(self).__name__} {session_of(self) or 'without an open session'}>"
 
 
@@ -277,7 +271,6 @@ def current() -> Session | None:
 
 
 def holds(run: object) -> bool:
-    """Return whether `run` is the run of a session of this process that has not ended."""
     return any(session.run is run for session in _sessions)
 
 
@@ -298,8 +291,6 @@ def _prepare_fork() -> None:
 def _after_fork() -> None:
     wandb_private.disarm_exit_hooks()
     process_end.restore_sigterm()
-    for session in _sessions:
-        session.after_fork()
 
 
 process_end: ProcessEnd = ProcessEnd(_end_with_process, wandb_private.code_of_exit)

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import elapsed, has_passed
@@ -36,27 +36,18 @@ R = TypeVar("R")
 _OWN = ("step", "busy", "straggler_rank", "straggler_excess")
 _UNMATCHED_ROWS = 3  # consecutive rows without the name that rows with timings have, until another name is used
 _MOST_WAITING = 10_000  # sections with events that the device has not passed yet
+Event: TypeAlias = Any  # a `torch.cuda.Event`
 Part: TypeAlias = Literal["data", "forward", "backward", "optimizer"]
-
-
-class Event(Protocol):
-    """The part of `torch.cuda.Event` that is used."""
-
-    def query(self) -> bool:
-        """Return whether the device has passed it."""
-
-    def elapsed_time(self, end: Any) -> float:
-        """Return the milliseconds from this event to a later one."""
 
 
 def device_event() -> Event | None:
     """Record an event on the current stream, if this process uses CUDA and captures no graph, which would record it."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return None
     event = torch.cuda.Event(enable_timing=True)
     event.record()
-    return event  # type: ignore[no-any-return]
+    return event
 
 
 class _Entry(NamedTuple):
@@ -114,7 +105,9 @@ class Sections:
     """The sections of this rank that have ended since the last row with timings."""
 
     def __init__(
-        self, clock: Callable[[], int] = time.perf_counter_ns, event: Callable[[], Event | None] = device_event
+        self,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        event: Callable[[], Event | None] = device_event,
     ) -> None:
         self.clock: Callable[[], int] = clock
         self.event: Callable[[], Event | None] = event
@@ -140,7 +133,6 @@ class Sections:
         return Section(self, name, waits=waits)
 
     def enter(self, section: Section) -> None:
-        """Begin a section on this thread."""
         entered: list[_Entry] | None = getattr(self._local, "entered", None)
         if entered is None:
             entered = self._local.entered = []
@@ -210,7 +202,6 @@ class _RowSelection:
         self._unmatched = 0
 
     def is_next(self, names: Collection[str], step: int | None) -> bool:
-        """Return whether a row includes timings."""
         if step is not None and step == self._step:
             return False
         if self._name is None or self._name not in names:
@@ -223,7 +214,6 @@ class _RowSelection:
 
 
 def check_timings(timings: bool) -> bool:
-    """Check the argument `timings` of an integration."""
     if not isinstance(timings, bool):
         raise ConfigurationError(f"timings={timings!r} is neither True nor False. Pass one of them.")
     return timings
@@ -244,7 +234,6 @@ class StepTimings:
 
     @property
     def part(self) -> Part | None:
-        """The part that is being measured."""
         return None if self._current is None else self._current.name  # type: ignore[return-value]
 
     def waits_in(self, part: Part) -> None:
@@ -279,7 +268,6 @@ class ForwardHook:
         self._call = call
 
     def __call__(self, module: Any, *_: Any) -> None:
-        """Called by the module."""
         if self._call is not None:
             self._call(module)
 

@@ -6,7 +6,7 @@
 - `own_run`: this rank's W&B run, which is intercepted, replaced after a failure, and ended.
 - `intake`: what `log` does on the training thread.
 - `shutdown`: the life cycle of a session, and its end, which happens once.
-- `relay.relay`: rows from processes that this rank has started.
+- `relay`: rows from processes that this rank has started.
 - `notices`: messages to the user. `opener` assembles the parts, `registry` lists the sessions of this process.
 """
 
@@ -20,20 +20,18 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.rows import Rows
-from dist_wandb.job.timed_caller import briefly
 from dist_wandb.payloads.scalars import third_of_log
 from dist_wandb.runs import run_metadata
+from dist_wandb.runs.interception import AsRun
 from dist_wandb.session import registry
 from dist_wandb.session.intake import Intake, exchange_of
-from dist_wandb.session.job_description import is_ending
+from dist_wandb.session.job_description import ask, is_ending
 from dist_wandb.session.notices import SessionNotices
-from dist_wandb.session.own_run import AsRun
 from dist_wandb.session.registry import exit_code_of
-from dist_wandb.session.relay.relay import Children
+from dist_wandb.session.relay import Children
 from dist_wandb.session.shutdown import LEAST_TO_END, LifeCycle, Shutdown
 from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.settings.reduction import check_patterns, check_per_rank
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.restart.store import RestartStore
+    from dist_wandb.session.restart import RestartStore
     from dist_wandb.session.sections import Section
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
@@ -71,9 +69,9 @@ class Session(AsRun):
         link: JobLink,
         own: OwnRun,
         config_sync: ConfigSync,
-        restart_store: RestartStore | None = None,  # except on the coordinator
+        restart_store: RestartStore | None,  # except on the coordinator
         *,
-        first_row: int = 0,  # position on the x axis of the first row without a step, after those of a continued run
+        first_row: int,  # position on the x axis of the first row without a step, after those of a continued run
     ) -> None:
         self.options: Options = link.options
         self.topology: Topology = link.topology
@@ -81,29 +79,16 @@ class Session(AsRun):
         self.opened_at: Line | None = None
         self.is_current: bool = own.is_current
         self._link, self._own, self._config_sync = link, own, config_sync
-        self._is_fork = False  # not compared with `getpid` in `log`: torch.compile warns of code that calls it
-        rows = Rows(
-            own.writer,
-            self.options.reductions,
-            check_per_rank(self.options.per_rank),
-            check_patterns("spread", self.options.spread),
-            lambda: own.user_axes,
-            own.summary.keep,
-            own.summary.act,
-            counts=own.has_our_axis,
-            first=first_row,
-            rank=self.topology.global_rank,
-            index=link.unit.index,
-        )
+        rows = own.rows(first_row)
         enclosing = [session._link for session in registry.open_sessions()]  # noqa: SLF001  # of this class
         self._exchange = exchange_of(link, own, rows, self._refresh, lambda: config_sync.publications, enclosing)
         life = LifeCycle()
         self._notices = SessionNotices(link)
-        self._intake = Intake(link, own, self._exchange, life, self._notices, first_row=first_row)
+        self._intake = Intake(link, own, self._exchange, life, self._notices, first_row)
         self._children = Children(partial(self._intake.put, leads=False), self.topology, self._metadata)
         parts = (life, link, own, config_sync, self._exchange, self._children, restart_store)
         closed = lambda handed_over: self._closed(rows if handed_over else None)  # noqa: E731
-        self._shutdown = Shutdown(*parts, closing=self._intake.end_row, closed=closed)
+        self._shutdown = Shutdown(*parts, self._intake.end_row, closed)
 
     def _refresh(self, published: float) -> None:
         self._shutdown.refresh(published)  # made after the exchange, which calls this
@@ -132,6 +117,22 @@ class Session(AsRun):
         return self._own.run
 
     @property
+    def step(self) -> int:
+        """The step of the next row of this rank, as with wandb: after ``log(..., step=200)`` 200, as its row is open.
+
+        Without steps, it is the number of rows that this rank has logged, after those of a run that is continued.
+        """
+        return self._intake.step
+
+    @property
+    def starting_step(self) -> int:
+        """The step of the first row of this start: 0, or after the last step of a run that is continued.
+
+        On a rank without a run it is the primary's; the first read waits for it, up to `join_timeout`.
+        """
+        return self._own.starting_step
+
+    @property
     def owns_run(self) -> bool:
         """Whether `finish` may end the run: `False` for a run that was open before the session."""
         return self._own.is_owned
@@ -148,7 +149,7 @@ class Session(AsRun):
         On a rank without a run, this is the id that the primary published. If the primary has not opened its run yet,
         this waits; `None` after that. All reads together wait up to `join_timeout`.
         """
-        if self._is_fork:
+        if self._children.is_fork:
             return self._children.remote().id
         link = self._link
         known = str(self.run.id) if self.run else link.run_id()
@@ -157,7 +158,7 @@ class Session(AsRun):
     @property
     def url(self) -> str | None:
         """URL of that run in W&B; `None` offline, and until the primary has published it."""
-        if self._is_fork:
+        if self._children.is_fork:
             return self._children.remote().url
         return run_metadata.url(self.run) if self.run else self._link.run_url()
 
@@ -183,7 +184,7 @@ class Session(AsRun):
                     session.config.update({"lr": 0.2}, allow_val_change=True)
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
-        return self._children.remote().config if self._is_fork else self.run.config
+        return self._children.remote().config if self._children.is_fork else self.run.config
 
     def expect_config(self, values: Mapping[str, Any]) -> None:
         """Warn once the run's config is known, if this rank has used other values before: training may differ."""
@@ -237,7 +238,7 @@ class Session(AsRun):
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
         commit, weight = third_of_log(third, commit, weight)
-        if self._is_fork:
+        if self._children.is_fork:
             self._children.remote().log(data, step, commit=commit, weight=weight)
         else:
             self._intake.put(data, step, weight, commit)
@@ -280,7 +281,7 @@ class Session(AsRun):
         Returns:
             Whether everything that this rank logged has been passed on, including its part in rows of several ranks.
         """
-        if self._is_fork:
+        if self._children.is_fork:
             return self._children.remote().flush(timeout)
         self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
@@ -306,10 +307,10 @@ class Session(AsRun):
         """Set the exit code of the run, to be used if `finish` is not called with one; `None` or 0: it recovered."""
         self._shutdown.failure = exit_code or None
 
-    def release(self, *, failed: bool = False, within: float | None = None) -> None:
+    def release(self, *, within: float | None = None) -> None:
         """Pass on what was logged and stop being the current session, but leave the run open: `Shutdown.hand_over`."""
-        if not self._is_fork:
-            self._shutdown.hand_over(failed=failed, within=within)
+        if not self._children.is_fork:
+            self._shutdown.hand_over(failed=False, within=within)
             self._own.restore()
 
     def close_without_run(self) -> None:
@@ -320,20 +321,15 @@ class Session(AsRun):
         """Finish because the process ends and `finish` was not called. See `Shutdown.end_with_process`."""
         self._shutdown.end_with_process(exit_code, failed=failed)
 
-    def catch_sigterm(self) -> None:
-        """Let SIGTERM end the runs of this process before it ends the process, unless another handler is installed."""
-        registry.process_end.catch_sigterm()
-
     def is_ending(self) -> bool:
         """Whether the coordinator has begun to end this session, as far as the job's store answers."""
-        store = self._link.store
-        return store is not None and briefly(lambda: is_ending(store), False)
+        return ask(self._link.store, is_ending, False)
 
     def is_returned(self, line: Line | None, caller: str, *, disabled: bool) -> bool:
         """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
         agree = self._link.calls.agree
-        decision = not self._is_fork and agree(self._link, line, mine, is_first=line == self.opened_at)
+        decision = not self._children.is_fork and agree(self._link, line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
         elif decision:
@@ -369,11 +365,6 @@ class Session(AsRun):
     def prepare_fork(self) -> None:
         """Prepare to receive rows from a fork of this process."""
         self._children.prepare_fork()
-
-    def after_fork(self) -> None:
-        """In the fork, close what only the session's own process may hold."""
-        self._is_fork = True
-        self._children.after_fork()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a `RemoteSession`, which sends rows from another process, such as a spawned worker, to this one."""

@@ -20,13 +20,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
 from dist_wandb.job.timed_caller import briefly
-from dist_wandb.session import registry, sweep_agents
+from dist_wandb.session import job_description, registry
 from dist_wandb.session.registry import FAILED, exit_code_of
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.job_link import JobLink, UnitEnd
     from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.relay.relay import Children
-    from dist_wandb.session.restart.store import RestartStore
+    from dist_wandb.session.relay import Children
+    from dist_wandb.session.restart import RestartStore
 
 _log = logging.getLogger("dist_wandb")
 
@@ -86,7 +87,6 @@ class LifeCycle:
         return first is mine
 
     def finished(self) -> None:
-        """Release the threads that wait in `claim_finish`."""
         self._finished.set()
 
     def close(self) -> None:
@@ -107,33 +107,21 @@ class LifeCycle:
         return True
 
 
+@dataclass(eq=False, repr=False)
 class Shutdown:
     """Ends one session."""
 
-    def __init__(
-        self,
-        life: LifeCycle,
-        link: JobLink,
-        own: OwnRun,
-        config_sync: ConfigSync,
-        exchange: Exchange,
-        children: Children,
-        restart_store: RestartStore | None,
-        *,
-        closing: Callable[[], None],  # called before no rows are accepted any more
-        closed: Callable[[bool], None],  # called after that, with whether the logged rows were passed on
-    ) -> None:
-        self.failure: int | None = None  # exit code of the run if `finish` is not called with one
-        self.successor: Shutdown | None = None  # of the session in which this one continues: see `session.moving`
-        self._life = life
-        self._link = link
-        self._own = own
-        self._config_sync = config_sync
-        self._exchange = exchange
-        self._children = children
-        self._restart_store = restart_store
-        self._closing = closing
-        self._closed = closed
+    _life: LifeCycle
+    _link: JobLink
+    _own: OwnRun
+    _config_sync: ConfigSync
+    _exchange: Exchange
+    _children: Children
+    _restart_store: RestartStore | None
+    _closing: Callable[[], None]  # called before no rows are accepted any more
+    _closed: Callable[[bool], None]  # called after that, with whether the logged rows were passed on
+    failure: int | None = None  # exit code of the run if `finish` is not called with one
+    successor: Shutdown | None = None  # of the session in which this one continues: see `job_link.move`
 
     def finish(self, exit_code: int | None, within: float | None = None, *, failed: bool | None = None) -> None:
         """Run all steps, unless another thread does. Other ranks get `within` seconds (`None`: `finish_timeout`).
@@ -234,7 +222,7 @@ class Shutdown:
         exit_code = exit_code or self.failure or exit_code
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
-        if error := sweep_agents.late_trial(self._link.store, self._link.topology):
+        if error := job_description.late_trial(self._link.store, self._link.topology):
             _log.warning("dist_wandb: %s", error)
         exit_code, interrupt = unit_end.report(exit_code), None
         with ExitStack() as until_ended:
@@ -278,6 +266,5 @@ class Shutdown:
         return exit_code
 
     def _delete_record(self) -> None:
-        """Delete the restart record, so that no later start continues runs that ended successfully."""
         if self._restart_store is not None:
             briefly(self._restart_store.delete, None)

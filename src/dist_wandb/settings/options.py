@@ -197,6 +197,11 @@ class Options:
         """Whether rank 0 leads the job; available before the ranks are known."""
         return self.primary_rank in (None, 0)
 
+    @property
+    def is_run_of_rank_0(self) -> bool:
+        """Whether rank 0 opens the only run of the job, or of its node; available before the ranks are known."""
+        return self.run_mode == "auto" and self.is_rank_0_primary
+
     def in_mesh(self, mesh: Mesh | None, rank: int) -> Options:
         """Return the options with the unit resolved to ranks, if the framework has a mesh.
 

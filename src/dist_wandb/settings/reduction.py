@@ -26,7 +26,7 @@ EQUAL_BY_NATURE = (
     *("epoch", "iter", "iteration", "step", "global_step", "tokens"),
     *("lr", "lr-*", "learning_rate"),
 )
-# The Hugging Face Trainer's numbers that are the same on all ranks or include all of them: `transformers.callback` adds
+# The Hugging Face Trainer's numbers that are the same on all ranks or include all of them: `transformers` adds
 # these patterns to those of the user.
 ALREADY_REDUCED = (
     *("train/loss", "train/grad_norm", "train/learning_rate", "train/epoch", "train/global_step"),

@@ -1,6 +1,7 @@
-"""Accelerate: every mode and scope in turn; trackers by instance, by name or attached, guarded or not."""
+"""Accelerate: every mode and scope in turn, by trackers given by instance, by name or attached."""
 
 import sys
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ def accelerator_and_init_kwargs(how: str, arguments: dict[str, Any]) -> tuple[Ac
     return Accelerator(cpu=True), {}
 
 
-def train(how: str, guard: str, arguments: dict[str, Any]) -> None:
+def train(how: str, arguments: dict[str, Any]) -> None:
     accelerator, init_kwargs = accelerator_and_init_kwargs(how, arguments)
     if how == "attach":
         attached = DistWandbTracker.attach(accelerator, "tests", config={"lr": 0.1}, **arguments)
-    elif guard == "everywhere" or accelerator.is_main_process:
+    elif how == "instance" or accelerator.is_main_process:
         accelerator.init_trackers("tests", config={"lr": 0.1}, init_kwargs=init_kwargs)
     log = attached.log if how == "attach" else accelerator.log
     for row in range(ROWS):
@@ -30,18 +31,17 @@ def train(how: str, guard: str, arguments: dict[str, Any]) -> None:
     accelerator.wait_for_everyone()
     tracker = attached if how == "attach" else accelerator.get_tracker("dist_wandb")
     assert isinstance(tracker, DistWandbTracker)
-    sys.stdout.write(f"\nSAW rank {accelerator.process_index} id {tracker.session.id}\n")
     if how != "attach":
         assert accelerator.get_tracker("dist_wandb", unwrap=True) is tracker.tracker
     accelerator.wait_for_everyone()
     tracker.finish()
 
 
-def main(directory: str, how: str, guard: str) -> None:
-    for run_mode, rank_scope in COMBINATIONS:
+def main(directory: str) -> None:
+    for (run_mode, rank_scope), how in zip(COMBINATIONS, cycle(("instance", "name", "attach")), strict=False):
         into = Path(directory) / f"{run_mode}-{rank_scope}"
         arguments = {"run_mode": run_mode, "rank_scope": rank_scope, "id": "exp", "name": "nm", "dir": str(into)}
-        train(how, guard, {**arguments, "limits": {"heartbeat": PATIENT}})
+        train(how, {**arguments, "limits": {"heartbeat": PATIENT}})
     Accelerator().end_training()
 
 

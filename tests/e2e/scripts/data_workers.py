@@ -30,14 +30,14 @@ class Logging(Dataset[torch.Tensor]):
         return torch.tensor([float(index)])
 
 
-def main(directory: str, context: str) -> None:
+def main(directory: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     with dist_wandb.init(
         "tests", id="exp", dir=str(Path(directory)), limits=dist_wandb.Limits(heartbeat=PATIENT)
     ) as run:
         run.log({"before": 1.0})
-        data = DataLoader(Logging(run), num_workers=2, multiprocessing_context=context)
+        data = DataLoader(Logging(run), num_workers=2, multiprocessing_context="fork")
         for epoch in range(2):
             for index, batch in enumerate(data):
                 dist.all_reduce(batch)

@@ -12,7 +12,7 @@ from processes import wait_until
 
 import dist_wandb
 
-ENOUGH = 4.0  # seconds, to learn who has opened a session
+ENOUGH = 3.0  # seconds, to learn who has opened a session
 
 
 def main(directory: str, dies: str, join: str, finish: str) -> None:

@@ -9,10 +9,9 @@ from stored import PATIENT
 from torch.utils.data import DataLoader, TensorDataset
 
 from dist_wandb import DistWandbLogger, Limits
-from dist_wandb.settings.plan import RunMode
 
 
-def main(directory: str, run_mode: RunMode) -> None:
+def main(directory: str) -> None:
     logger = DistWandbLogger(
         name="nm",
         save_dir=directory,
@@ -22,7 +21,6 @@ def main(directory: str, run_mode: RunMode) -> None:
         group="g",
         job_type="train",
         offline=True,
-        run_mode=run_mode,
         limits=Limits(heartbeat=PATIENT),
     )
     logger.experiment.config.update({"lr": 0.1})
@@ -46,4 +44,4 @@ def main(directory: str, run_mode: RunMode) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])  # type: ignore[arg-type]  # the test passes a mode
+    main(*sys.argv[1:])

@@ -46,6 +46,8 @@ def end(how: str, run: dist_wandb.Session) -> None:
         log_on(run)
     if how == "is late":
         time.sleep(1.5)
+    if how == "destroys the group":
+        dist.destroy_process_group()
 
 
 def main(directory: str, run_mode: str, *ends: str) -> None:

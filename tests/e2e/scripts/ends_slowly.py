@@ -9,7 +9,7 @@ import wandb
 
 import dist_wandb
 
-LONG = 5.0  # seconds; a rank that ends its session waits less for ranks that have not opened it
+LONG = 4.0  # seconds; a rank that ends its session waits less for ranks that have not opened it
 
 
 def main(directory: str) -> None:

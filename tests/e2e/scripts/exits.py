@@ -12,11 +12,9 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import wandb  # noqa: F401  # before the forks, because it is slow
 from processes import free_port
 
@@ -88,56 +86,25 @@ def interrupt_when_ready(children: list[int], read_end: int) -> None:
         os.kill(child, signal.SIGINT)
 
 
-def forked(kind: str, directory: Path, times: int) -> bool:
-    """Return whether this is still the process that forks, not a rank that should end now."""
-    for begin in range(0, times, AT_ONCE):
+def main(directory: str, times: str, *kinds: str) -> None:
+    # A shell's background job, as in CI, starts with SIGINT ignored, and Python keeps it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.freeze()  # exempt imported objects from collection, which saves a third of the time of an exit
+    waiting = [(kind, number) for number in range(int(times)) for kind in kinds]
+    for begin in range(0, len(waiting), AT_ONCE):
         under_way = []
-        for number in range(begin, min(begin + AT_ONCE, times)):
-            repetition = fork_repetition(kind, number, directory)
+        for kind, number in waiting[begin : begin + AT_ONCE]:
+            repetition = fork_repetition(kind, number, Path(directory))
             if repetition is None:
-                return False
-            under_way.append(repetition)
-        for children, read_end in under_way:
+                return
+            under_way.append((kind, *repetition))
+        for kind, children, read_end in under_way:
             if kind == "ctrl_c":
                 interrupt_when_ready(children, read_end)
             codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
             os.close(read_end)
             sys.stdout.write(f"\nCODES {kind} {codes}\n")
-    return True
-
-
-def multiprocessing_rank(rank: int, meeting: str) -> None:
-    rank_logs("multiprocessing", rank, meeting)
-
-
-def under_multiprocessing(directory: Path, times: int) -> None:
-    context: Any = mp.get_context("fork")
-    for begin in range(0, times, AT_ONCE):
-        under_way = []
-        for number in range(begin, min(begin + AT_ONCE, times)):
-            meeting = f"file://{directory / f'multiprocessing-{number}'}"
-            ranks = [context.Process(target=multiprocessing_rank, args=(rank, meeting)) for rank in (0, 1)]
-            under_way.append(ranks)
-            for rank in ranks:
-                rank.start()
-        for ranks in under_way:
-            for rank in ranks:
-                rank.join()
-            sys.stdout.write(f"\nCODES multiprocessing {[rank.exitcode for rank in ranks]}\n")
-
-
-def main(directory: str, *kinds: str) -> None:
-    # A shell's background job, as in CI, starts with SIGINT ignored, and Python keeps it ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.freeze()  # exempt imported objects from collection, which saves a third of the time of an exit
-    for kind, times in (one.split("=") for one in kinds):
-        sys.stdout.write(f"\nKIND {kind}\n")
-        sys.stdout.flush()  # before the forks
-        if kind == "multiprocessing":
-            under_multiprocessing(Path(directory), int(times))
-        elif not forked(kind, Path(directory), int(times)):
-            return
-    sys.stdout.write("\nDONE\n")
+            sys.stdout.flush()  # before the next forks
 
 
 if __name__ == "__main__":

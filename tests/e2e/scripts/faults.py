@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,9 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     begun = time.monotonic()
-    limits = dist_wandb.Limits(peer_timeout=20.0, finish_timeout=float(finish), heartbeat=0.2)
-    with dist_wandb.init("tests", id="exp", dir=directory, limits=limits) as run:
+    limits: dict[str, Any] = {"peer_timeout": 20.0, "finish_timeout": float(finish), "heartbeat": 0.2}
+    own = {"join_timeout": 2.0} if "INNER" in os.environ else {}
+    with dist_wandb.init("tests", id="exp", dir=directory, limits={**limits, **own}) as run:
         inner = (
             dist_wandb.init("tests", id="exp-inner", dir=directory, limits=limits, reinit="create_new")
             if os.environ.get("INNER")

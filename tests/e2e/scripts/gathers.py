@@ -80,15 +80,8 @@ def accelerate(directory: Path) -> None:
     accelerator.end_training()
 
 
-def plain(directory: Path) -> None:
-    with dist_wandb.init("tests", id="exp", dir=str(directory), limits=dist_wandb.Limits(heartbeat=PATIENT)) as run:
-        rank = run.topology.global_rank
-        run.log({"loss": float(rank), "table": dist_wandb.gathered(rows(rank), COLUMNS)}, step=1)
-
-
 if __name__ == "__main__":
     into = Path(sys.argv[1])
     lightning(into / "auto", "auto")
     lightning(into / "shared", "shared")
-    plain(into / "plain")
     accelerate(into / "accelerate")

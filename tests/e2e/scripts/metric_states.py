@@ -35,7 +35,7 @@ def peak() -> int:
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-run = dist_wandb.init(project="metrics", dir=sys.argv[1])
+run = dist_wandb.init(project="metrics", dir=sys.argv[1], limits=dist_wandb.Limits(heartbeat=0.3))
 run.log({"loss": 1.0}, step=0)
 run.flush(together=True)
 large = Last()
@@ -48,7 +48,7 @@ for step in range(1, 5):
 (Path(sys.argv[1]) / f"peak_{rank}").write_text(str((peak() - before) / STATE), encoding="utf-8")
 dist.barrier()
 if rank == 2:
-    time.sleep(7)
+    time.sleep(2.5)  # longer than a new name waits
 for step in range(5, 15):
     mean = torchmetrics.MeanMetric()
     mean.update(torch.full((rank + 1,), float(rank)))

@@ -52,7 +52,6 @@ class Model(LightningModule):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         size = len(batch)
         self.log("loss", batch.mean(), on_step=True, on_epoch=True, batch_size=size)
-        self.log("constant", 1.0, on_step=False, on_epoch=True, batch_size=size)
         if self.guarded:
             self.log(f"only_on_{self.global_rank}", float(batch_idx))
             if self.global_rank == 1:
@@ -114,21 +113,14 @@ def weighted(directory: Path) -> None:
     fit(directory, Model(training, validation), [], max_epochs=1)
 
 
-def constant(directory: Path) -> None:
-    """Batches of 3 and 2 samples on rank 0, of 2 and 1 on rank 1."""
-    training: list[Batches] = [[[1.0] * 3, [1.0] * 2], [[1.0] * 2, [1.0]]]
-    fit(directory, Model(training), [], max_epochs=1)
+SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, weighted, throughput)
 
 
-SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, weighted, constant, throughput)
-
-
-def main(directory: str, *names: str) -> None:
+def main(directory: str) -> None:
     for scenario in SCENARIOS:
-        if scenario.__name__ in names:
-            begin = time.monotonic()
-            scenario(Path(directory) / scenario.__name__)
-            sys.stdout.write(f"\nTOOK {scenario.__name__} {time.monotonic() - begin:.1f}\n")
+        begin = time.monotonic()
+        scenario(Path(directory) / scenario.__name__)
+        sys.stdout.write(f"\nTOOK {scenario.__name__} {time.monotonic() - begin:.1f}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An agent of a sweep in every rank: ``function``, by `wandb.agent`; ``program``, by agents that set variables."""
+"""Two ranks that call `wandb.agent`, each for itself."""
 
 import os
 import sys
@@ -7,7 +7,6 @@ import torch.distributed as dist
 
 import dist_wandb as wandb
 
-how = sys.argv[1]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
@@ -17,15 +16,11 @@ def trial() -> None:
         run.log({"loss": run.config["lr"] + rank})
 
 
+sweep = {"method": "grid", "parameters": {"lr": {"values": [0.5, 0.25]}}}
+box = [wandb.sweep(sweep, project="digits") if rank == 0 else None]
+dist.broadcast_object_list(box)
 try:
-    if how == "function":
-        sweep = {"method": "grid", "parameters": {"lr": {"values": [0.5, 0.25]}}}
-        box = [wandb.sweep(sweep, project="digits") if rank == 0 else None]
-        dist.broadcast_object_list(box)
-        wandb.agent(str(box[0]), trial, count=2, project="digits")
-    else:
-        os.environ.update(WANDB_MODE="offline", WANDB_SWEEP_ID="sweep", WANDB_RUN_ID=f"trial-{rank}")
-        wandb.init(project="digits")
+    wandb.agent(str(box[0]), trial, count=2, project="digits")
 except wandb.errors.ConfigurationError as error:
     sys.stdout.write(f"\nREFUSED {error}\n")
 dist.barrier()

@@ -3,27 +3,13 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-ACCELERATE = ("--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
-LAUNCHERS = {
-    "torchrun": ("torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-    "trainer": ("torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-    "accelerate": ("accelerate.commands.launch", *ACCELERATE, "--main_process_port=0"),
-}
 AT_LEAST = 120.0  # seconds: a trial that is not stopped ends successfully, which is not expected
 
 
 def saw(rank: int, run: Any) -> None:
     sys.stdout.write(f"\nSAW {rank} {run.id} lr={run.config['lr']}\n")
-
-
-def rows(log: Callable[[dict[str, float]], object]) -> None:
-    begin = time.monotonic()
-    while time.monotonic() - begin < AT_LEAST:
-        log({"loss": 0.5})
-        time.sleep(0.1)
 
 
 def with_torch() -> None:
@@ -34,19 +20,10 @@ def with_torch() -> None:
     dist.init_process_group("gloo")
     with dist_wandb.init("digits", run_mode="shared", config={"lr": 7.0}) as run:
         saw(dist.get_rank(), run)
-        rows(run.log)
-
-
-def with_accelerate() -> None:
-    from accelerate import Accelerator
-
-    from dist_wandb import DistWandbTracker
-
-    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker())
-    accelerator.init_trackers("digits", config={"lr": 7.0})
-    tracker: Any = accelerator.get_tracker("dist_wandb")
-    saw(accelerator.process_index, tracker.session)
-    rows(accelerator.log)
+        begin = time.monotonic()
+        while time.monotonic() - begin < AT_LEAST:
+            run.log({"loss": 0.5})
+            time.sleep(0.1)
 
 
 def with_lightning() -> None:
@@ -90,48 +67,11 @@ def with_lightning() -> None:
     trainer.fit(Model(), torch.utils.data.DataLoader(batches))
 
 
-def with_trainer() -> None:
-    import torch
-    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
-
-    import dist_wandb
-    from dist_wandb import DistWandbCallback
-
-    class Model(PreTrainedModel):  # type: ignore[misc]  # transformers is not typed here
-        def __init__(self) -> None:
-            super().__init__(PretrainedConfig())
-            self.layer = torch.nn.Linear(1, 1)
-
-        def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
-            time.sleep(0.1)
-            return {"loss": self.layer(value).mean()}
-
-    with dist_wandb.init("digits", config={"lr": 7.0}) as run:  # before the arguments are created from its config
-        arguments = TrainingArguments(
-            "out",
-            learning_rate=run.config["lr"],
-            use_cpu=True,
-            max_steps=int(AT_LEAST / 0.1),
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
-        saw(arguments.process_index, run)
-        data = [{"value": torch.ones(1)}] * 100
-        Trainer(Model(), arguments, train_dataset=data, callbacks=[DistWandbCallback()]).train()
-
-
 def main(launcher: str) -> None:
-    if launcher in LAUNCHERS and "RANK" not in os.environ:
-        os.execv(sys.executable, [sys.executable, "-m", *LAUNCHERS[launcher], *sys.argv])  # noqa: S606
-    trains = {
-        "torchrun": with_torch,
-        "accelerate": with_accelerate,
-        "lightning": with_lightning,
-        "trainer": with_trainer,
-    }
-    trains[launcher]()
+    if launcher == "torchrun" and "RANK" not in os.environ:
+        words = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", *sys.argv]
+        os.execv(sys.executable, [sys.executable, "-m", *words])  # noqa: S606
+    {"torchrun": with_torch, "lightning": with_lightning}[launcher]()
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.lightning import session_holder
+from dist_wandb.job.model import Topology
+from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import ScriptIds
-from dist_wandb.session import registry
+from dist_wandb.session import inherited_rank, registry
 from dist_wandb.settings.options import Limits
 
 if TYPE_CHECKING:
@@ -264,14 +265,14 @@ def become_further_process(
     """Begin as the main process; call the result to continue as local rank 1, its child."""
     place = tmp_path / "offered"
     place.mkdir()
-    monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(place))
+    monkeypatch.setattr(launching, "script_ids", ScriptIds(place))
 
     def become() -> None:
         for variable, value in {"NODE_RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(variable, value)
         monkeypatch.setattr(os, "getppid", os.getpid)
         monkeypatch.setattr(rank_zero_only, "rank", 1)
-        monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(place))
+        monkeypatch.setattr(launching, "script_ids", ScriptIds(place))
 
     return become
 
@@ -327,3 +328,13 @@ def test_the_file_for_further_processes_holds_no_secrets(
     assert "0.3" in file.read_text()
     assert "0123456789abcdef" not in file.read_text()
     assert dict(DistWandbLogger(config=config).experiment.config) == config
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_fork_of_a_rank_which_has_a_copy_of_its_group_is_a_job_of_its_own() -> None:
+    group = mock.patch.object(Topology, "from_torch_distributed", return_value=Topology(1, 1, 0, 2, 2, 1))
+    with group, mock.patch.object(inherited_rank, "_announced", [(os.getppid(), b"")]):
+        experiment = DistWandbLogger(**SHORT).experiment
+        (session,) = registry.open_sessions()
+        assert (session.run, session.topology) == (experiment, Topology.single())
+        session.finish()

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ReadError
 from dist_wandb.job.model import Topology
-from dist_wandb.lightning import session_holder
+from dist_wandb.lightning import launching
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import registry
-from dist_wandb.session.restart.store import DIRECTORY, RestartStore
+from dist_wandb.session.restart import DIRECTORY, RestartStore
 from dist_wandb.settings.options import Options
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def fresh_process(
     """Reset the process, as if no logger had been created; call the result to do so again, as in a restarted job."""
 
     def begin() -> None:
-        monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(tmp_path))
+        monkeypatch.setattr(launching, "script_ids", ScriptIds(tmp_path))
 
     begin()
     return begin

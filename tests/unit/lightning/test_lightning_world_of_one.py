@@ -27,7 +27,7 @@ from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest vers
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
-from dist_wandb.lightning import session_holder
+from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import registry
 from dist_wandb.settings.options import OPTION_NAMES, Limits
@@ -581,7 +581,7 @@ def test_the_id_of_the_run_is_offered_to_the_scripts_that_lightning_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "offered").mkdir()
-    monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(tmp_path / "offered"))
+    monkeypatch.setattr(launching, "script_ids", ScriptIds(tmp_path / "offered"))
     drive_with(DistWandbLogger, {}, lambda logger: logger.experiment, tmp_path)
     (offered,) = (tmp_path / "offered").iterdir()
     assert "made-by-wandb" in offered.read_text()

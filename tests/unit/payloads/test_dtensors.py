@@ -16,7 +16,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import whole
 from dist_wandb.payloads.scalars import copied_row, copied_weight, whole_tensors
-from dist_wandb.session.relay.remote_session import RemoteSession
+from dist_wandb.session.remote_session import RemoteSession
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

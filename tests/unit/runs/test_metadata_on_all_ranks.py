@@ -94,7 +94,7 @@ def test_the_first_read_waits_for_the_primary_until_the_timeout(
     with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.3 s"):
         assert (second.run.name, second.run.url) == (None, None)
     with monkeypatch.context() as after_that:
-        after_that.setattr("dist_wandb.session.moving.poll", lambda *_: pytest.fail("the wait must happen only once"))
+        after_that.setattr("dist_wandb.session.job_link.poll", lambda *_: pytest.fail("the wait must happen only once"))
         for name in METADATA:
             assert not getattr(second.run, name)
     assert 0.2 < time.monotonic() - began < 20

@@ -22,7 +22,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
-from dist_wandb.transformers.callback import without_second_sum
+from dist_wandb.transformers import without_second_sum
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dist_wandb.session.config.comparison import comparable
-from dist_wandb.session.config.sync import ConfigText
+from dist_wandb.session.config.own_config import ConfigText
 from dist_wandb.settings.config_values import (
     MISSING,
     Known,

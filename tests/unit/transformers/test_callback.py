@@ -18,7 +18,7 @@ from transformers.integrations.integration_utils import WandbCallback
 import dist_wandb
 from dist_wandb import ConfigurationError, DistWandbCallback
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_reduce, reduction_of
-from dist_wandb.transformers.callback import without_second_sum
+from dist_wandb.transformers import without_second_sum
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

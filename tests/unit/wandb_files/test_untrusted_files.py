@@ -16,7 +16,7 @@ MODULES = sorted(
         "wandb_files/*.py",
         "cli/report/*.py",
         "cli/uploads/*.py",
-        "session/restart/*.py",
+        "session/restart.py",
         "runs/current_server.py",
         "lightning/launching.py",
     )

@@ -1,4 +1,4 @@
-"""Comparison of the configs that the ranks were given.
+"""The messages about configs in the job's store, and the comparison of the configs that the ranks were given.
 
 The arguments that name the run (`name`, `id`, `project`, ...) are compared in the same way, but never raise.
 
@@ -16,32 +16,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import RankValues
 from dist_wandb.job.ranges import named
+from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller
 from dist_wandb.notices import Line, users_line, warn
-from dist_wandb.session.config.connection import (
-    ALL_GIVEN,
-    DIFFERS,
-    GIVEN,
-    OTHER_RUNS,
-    RESULT,
-    ComparisonResult,
-    GivenConfig,
-    checked,
-    fits,
-)
 from dist_wandb.settings.config_values import DEEPEST, LEVEL, encoded, given_values, shown, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.job.job_store import JobStore
-    from dist_wandb.session.config.connection import Connection
-    from dist_wandb.settings.options import Options
+    from dist_wandb.job.model import Topology
+    from dist_wandb.settings.options import Limits, Options
 
+_T = TypeVar("_T")
+GIVEN, RESULT = "config/given", "config/result"
+ALL_GIVEN = "config/given by all"  # a list of the configs that all ranks were given
+# Claimed by the rank that warns for all.
+DIFFERS, OTHER_RUNS, REFUSED = "config/differs", "config/other runs", "config/refused"
+OF_VERSION = "/version"  # appended to the key of a `PublishedRun`: its `Version`
+_PAIR = 2  # text and digest of a value
+_LEAST_LIMIT = 0.5  # seconds that the store gets to answer
 _LONGEST_SHOWN = 40  # characters of a value in a message
 _MOST_SHOWN = 10  # differences in a message
 # Names of values that differ between ranks by nature. `-` counts as `_`; case is ignored.
@@ -53,6 +53,128 @@ _NAMES_OF_RANKS = frozenset(
         *("is_main_process", "is_local_main_process", "is_master", "master_process"),
     }
 )
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+class GivenConfig(TypedDict):
+    """The config that a rank was given, and the run that it was asked for, for other ranks to compare."""
+
+    values: dict[str, list[str]]
+    run: dict[str, list[str]]
+
+
+class Version(TypedDict):
+    """How often a run was published, and whether its user has finished it: the only key that followers poll."""
+
+    number: int
+    is_over: bool
+
+
+class PublishedRun(TypedDict):
+    """The run of a primary."""
+
+    values: str  # its config, as JSON without secrets
+    withheld: dict[str, str]  # by name of each value that lacks secrets: `config_values.state`
+    given: dict[str, str]  # digests of what this rank was given, by which followers find values that differ from theirs
+    imposed: list[str]  # names whose values come from a sweep, and replace those that any rank was given
+    metadata: dict[str, Any]
+
+
+def checked(message: Any, kind: type[_T], key: str) -> _T:
+    """Return a message from the job's store; raise `ConfigurationError` if it is not of this `kind`."""
+    if not fits(message, kind):
+        raise ConfigurationError(
+            f"The job's store holds {str(message)[:100]!r} as {key!r}, which is not a {kind.__name__}. Something else "
+            "writes to the store, or a rank has another version of dist_wandb: install the same one on all ranks."
+        )
+    return message  # type: ignore[no-any-return]  # just checked
+
+
+def fits(message: Any, kind: Any) -> bool:
+    if not _is_a(message, kind):
+        return False
+    pairs = [*message["values"].values(), *message["run"].values()] if kind is GivenConfig else []
+    return all(len(pair) == _PAIR for pair in pairs)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    origin, of = get_origin(kind) or kind, get_args(kind)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_a(item, of[1]) for item in value.values())
+    if origin is list:
+        return isinstance(value, list) and all(_is_a(item, of[0]) for item in value)
+    if is_typeddict(kind):
+        fields = get_type_hints(kind).items()
+        return isinstance(value, dict) and all(name in value and _is_a(value[name], field) for name, field in fields)
+    return kind is Any or type(value) is kind
+
+
+def values_of(run: PublishedRun) -> dict[str, Any]:
+    """Return the config in a message; raise `ConfigurationError` if it has none."""
+    try:
+        return checked(json.loads(run["values"]), dict[str, Any], "values")
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"A config in the job's store cannot be read: {error}.") from error
+
+
+def run_key(unit: str) -> str:
+    """Return the key of a `PublishedRun`: of a unit's primary or, for an empty name, of the coordinator."""
+    return f"config/of/{unit}"
+
+
+class Connection:
+    """A separate connection to the job's store, so that it is never in use by another thread of the exchange."""
+
+    def __init__(self, limits: Limits, topology: Topology) -> None:
+        self.topology = topology
+        self.rank: int = topology.global_rank
+        self.join_timeout: float = limits.join_timeout  # seconds
+        # Returns the job's store, which may appear only after this rank's session was opened.
+        self.find: Callable[[], JobStore | None] = lambda: None
+        # Waits until a query finds that the primary has opened its run, as long as reads may wait.
+        self.await_primary: Callable[[Callable[[], bool]], None] = lambda _: None
+        # The exchange's thread uses it, too: a stalled store must not make this rank look dead to the others.
+        self._limit = max(_LEAST_LIMIT, min(STORE_PATIENCE, limits.peer_timeout / 2))
+        self._job_store: JobStore | None = None
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether other ranks can be reached; not in a fork, where the connection belongs to the parent."""
+        return self.topology.world_size > 1 and not self._is_closed and os.getpid() == self._pid
+
+    def store(self) -> JobStore | None:
+        if self._job_store is None:
+            self._job_store = self.open(TimedCaller(self._limit))
+        return self._job_store
+
+    def open(self, caller: TimedCaller | None = None) -> JobStore | None:
+        """Open a further connection to the job's store; `None` while there is none."""
+        found = self.find()
+        return None if found is None else found.beside("config_sync", caller)
+
+    def try_get(self, key: str, kind: type[_T]) -> _T | None:
+        """Return the checked message of a key; `None` if it is not set, or there is no store yet."""
+        job_store = self.store()
+        message = None if job_store is None else job_store.try_get(key)
+        return None if message is None else checked(message, kind, key)
+
+    def is_first(self, key: str) -> bool:
+        """Claim a key. Return whether no other rank has claimed it before; `True` if that cannot be determined."""
+        with suppress(RendezvousError):
+            job_store = self.store() if self.is_usable else None
+            return job_store is None or job_store.claim(key, self.rank) == self.rank
+        return True
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._job_store, self.find = None, lambda: None  # breaks a reference cycle
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
 
 
 def differs_by_rank(name: str) -> bool:
@@ -70,11 +192,13 @@ def comparable(
     """
     return {
         name: [
-            _in_short(value if given is None else given[name]),
-            _digest(encoded(value) if with_ranks else _without_ranks(encoded(value))),
+            text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…",
+            hashlib.blake2b(json.dumps(compared, sort_keys=True).encode(), digest_size=32).hexdigest(),
         ]
         for name, value in values.items()
         if with_ranks or not differs_by_rank(name)
+        for text in [shown(value if given is None else given[name])]
+        for compared in [encoded(value) if with_ranks else _without_ranks(encoded(value))]
     }
 
 
@@ -84,15 +208,6 @@ def _without_ranks(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_ranks(item) for name, item in value.items() if not differs_by_rank(name)}
     return value
-
-
-def _in_short(value: object) -> str:
-    text = shown(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
-
-
-def _digest(encoded_value: object) -> str:
-    return hashlib.blake2b(json.dumps(encoded_value, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
 def differences(
@@ -107,7 +222,6 @@ def differences(
 
 
 def listed(items: list[str]) -> str:
-    """Join items of a message in one line, limited to the first ten."""
     more = f"; and {len(items) - _MOST_SHOWN} more" if len(items) > _MOST_SHOWN else ""
     return "; ".join(items[:_MOST_SHOWN]) + more
 
@@ -143,15 +257,15 @@ class Comparison:
             try:
                 result = job_store.wait_get(RESULT, f"rank {topology.coordinator}")
             except RendezvousError:  # later ranks read this result, so all continue or none
-                result = job_store.claim(RESULT, ComparisonResult(differences=[]))
-        result = checked(result, ComparisonResult, RESULT)
-        if result["differences"]:
+                result = job_store.claim(RESULT, [])
+        found = checked(result, list[str], RESULT)  # how they differ
+        if found:
             raise ConfigurationError(
-                f"config_sync='check', but the ranks were given different configs: {listed(result['differences'])}. "
+                f"config_sync='check', but the ranks were given different configs: {listed(found)}. "
                 "Give all ranks the same, or pass config_sync='warn'."
             )
 
-    def _compare_all(self, job_store: JobStore, all_given: RankValues) -> ComparisonResult:
+    def _compare_all(self, job_store: JobStore, all_given: RankValues) -> Any:
         """Compare the configs of all ranks, except for ranks that do not publish theirs in time."""
         main = self._connection.topology.coordinator
         if all_given.try_get_all(job_store.timeout) is None:
@@ -166,11 +280,9 @@ class Comparison:
         readable = {rank: message["values"] for rank, message in given.items() if fits(message, GivenConfig)}
         found = [text for rank, values in readable.items() for text in differences(values, rank, mine, main)]
         found += [f"that of rank {rank} cannot be read" for rank in given if rank not in readable]
-        result: ComparisonResult = job_store.claim(RESULT, ComparisonResult(differences=found))
-        return result
+        return job_store.claim(RESULT, found)
 
     def publish_given(self) -> None:
-        """On the coordinator, publish its given config, once there is a store."""
         job_store = None if self._has_published else self._connection.store()
         if job_store is not None:
             job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message)
@@ -207,10 +319,6 @@ class Comparison:
                 self.opened_at,
                 may_raise=False,  # which thread finds it depends on timing
             )
-
-    def equal_names(self, given: Mapping[str, str]) -> set[str]:
-        """Return the names under which this rank was given the same value, by digest."""
-        return {name for name, digest in self.digests.items() if given.get(name) == digest}
 
     def changed_names(self, values: Mapping[str, Any]) -> list[str]:
         """Return the names of values that differ from those that this rank was given."""

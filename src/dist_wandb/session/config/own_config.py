@@ -14,6 +14,8 @@ Changes *inside* a value are not reported: `flush` and `finish` find them.
 from __future__ import annotations
 
 import functools
+import json
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -22,17 +24,107 @@ from dist_wandb import errors
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.config.comparison import listed
-from dist_wandb.session.config.connection import REFUSED
-from dist_wandb.settings.config_values import MISSING, encoded, given_values, is_plain, shown, without_secrets
+from dist_wandb.session.config.comparison import OF_VERSION, REFUSED, PublishedRun, Version, listed
+from dist_wandb.settings.config_values import MISSING, encoded, given_values, is_plain, shown, state, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.session.config.comparison import Comparison
-    from dist_wandb.session.config.connection import Connection, Refresh
-    from dist_wandb.session.config.sync import Follower
+    from dist_wandb.session.config.comparison import Comparison, Connection
+    from dist_wandb.session.config.sync import Refresh
+    from dist_wandb.session.config.targets import Follower
 
 _GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, not among its values
+
+
+class ConfigText:
+    """Names and values of a config as JSON, without secrets; `given` are the values that this rank was given."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+        self.withheld: dict[str, str] = {}  # see `PublishedRun`
+        self._pieces: dict[str, str] = {}
+
+    def renew(self, values: Mapping[str, Any]) -> bool:
+        """Set values by name. Return whether any of them has changed."""
+        is_new = False
+        for name, value in values.items():
+            rest = without_secrets({name: value})
+            before = self._pieces.get(name), self.withheld.pop(name, None)
+            if rest.get(name, MISSING) is not value:
+                self.withheld[name] = state(value, self._given.get(name, MISSING))
+            self._pieces[name] = f"{json.dumps(name)}: {json.dumps(encoded(rest.get(name)))}"
+            is_new = is_new or before != (self._pieces[name], self.withheld.get(name))
+        return is_new
+
+    def __str__(self) -> str:
+        return f"{{{', '.join(self._pieces.values())}}}"
+
+
+class Publisher:
+    """Publishes the config of this rank's run, if other ranks follow it."""
+
+    def __init__(self, connection: Connection, comparison: Comparison) -> None:
+        self._connection = connection
+        self._comparison = comparison
+        self._keys: tuple[str, ...] = ()
+        self.noticed: deque[str] = deque()  # names that were written, to publish their values at the next refresh
+        self._version = Version(number=0, is_over=False)
+        self._config: Any = None
+
+    def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
+        """Publish the config of a run from now on, under these keys; none if no rank follows it."""
+        self._run, self._keys = run, keys
+        self._config = getattr(run, "config", None)  # a mock of a run may have none
+        values = given_values(self._config) if getattr(run, "sweep_id", None) else {}
+        locked = {name: wandb_private.is_locked(self._config, name) for name in values}
+        is_known = None not in locked.values()
+        self._imposed = [*filter(locked.get, locked)] if is_known else self._comparison.changed_names(values)
+        self._text = ConfigText(given=self._comparison.given)
+        self._published: PublishedRun | None = None
+
+    def publish(self, *, whole: bool) -> None:
+        """Publish what was written, or if `whole`, what has changed, also inside values."""
+        if not self._keys or self._config is None:
+            return
+        metadata = run_metadata.metadata_of(self._run)
+        config, names = self._config, set[str]()
+        while self.noticed:
+            names.add(self.noticed.popleft())
+        if whole or not is_guarded(config) or any(name not in config for name in names):
+            values = given_values(config)
+        else:
+            values = {name: config[name] for name in names if not name.startswith("_")}
+        if not self._text.renew(values) and self._published is not None and self._published["metadata"] == metadata:
+            return
+        self._published = None
+        job_store = self._connection.store()
+        if job_store is None:
+            return
+        message = PublishedRun(
+            values=str(self._text),
+            withheld=self._text.withheld,
+            given=self._comparison.digests,
+            imposed=self._imposed,
+            metadata=metadata,
+        )
+        for key in self._keys:
+            job_store.publish(key, message)
+            version = {**self._version, "number": self._version["number"] + 1}
+            job_store.publish(key + OF_VERSION, version)  # last, because it makes followers read the rest
+        self._version["number"] += 1
+        self._published = message
+
+    @property
+    def publications(self) -> int:
+        return self._version["number"] + self._version["is_over"]
+
+    def publish_end(self) -> None:
+        """Publish that the user finished this rank's run. This remains, even if values are published later."""
+        job_store = self._connection.store() if self._keys and self._connection.is_usable else None
+        if job_store is not None:
+            for key in self._keys:
+                job_store.publish(key + OF_VERSION, {**self._version, "is_over": True})
+        self._version["is_over"] = True
 
 
 class OwnConfig:
@@ -44,7 +136,6 @@ class OwnConfig:
         comparison: Comparison,
         refresh: Refresh,
         follower: Follower,
-        notice: Callable[[Iterable[str]], None],  # called with the names whose values should be published
     ) -> None:
         # Called if wandb's own process is lost; it must `attach` the replacement of the run.
         self.replace_run: Callable[[AnyRun, Exception], object] | None = None
@@ -52,18 +143,18 @@ class OwnConfig:
         self._connection = connection
         self._comparison = comparison
         self._follower = follower
-        self._notice = notice
+        self.publisher: Publisher = Publisher(connection, comparison)
         self._followed: set[str] = set()  # names that were set by following: they need no `allow_val_change`
         self._refused: set[str] = set()  # names with a warning
         self._run: AnyRun = NullRun()
         self._config: Any = None
 
     def known(self) -> dict[str, Any]:
-        """Return the config of the run, without asking other ranks."""
         return read_unnoticed(self._config)
 
-    def attach(self, run: AnyRun) -> None:
-        """Use, and guard, the config of another run from now on."""
+    def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
+        """Use, guard, and publish under some keys, the config of another run from now on."""
+        self.publisher.attach(run, keys)
         self._run = run
         self._config = getattr(run, "config", None)  # a mock of a run may have none
         if run_metadata.is_wandb_config(self._config):  # changes of any other config are detected later
@@ -74,14 +165,12 @@ class OwnConfig:
                 object.__setattr__(self._config, _GUARD, self)
 
     def release(self) -> None:
-        """Restore the class of the config."""
         config = self._config
         if isinstance(config, _Guarded) and config.__dict__.get(_GUARD) is self:
             object.__setattr__(config, "__class__", type(config).__mro__[2])
             object.__delattr__(config, _GUARD)
 
     def apply(self, _values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Write new values into the run's config; see `LocalConfig.apply`."""
         here = given_values(self._config)
         due = {
             name: value
@@ -89,7 +178,7 @@ class OwnConfig:
             if value is not MISSING and (name not in here or encoded(here[name]) != encoded(value))
         }
         if due and self._config is not None:
-            self._notice(due)
+            self.publisher.noticed.extend(due)
             self._followed |= due.keys()
             update_unnoticed(self._config, due)
 
@@ -148,7 +237,7 @@ class OwnConfig:
 
     def after_change(self, names: Iterable[str]) -> None:
         """Publish the values of these names, whichever rank has set them."""
-        self._notice(names)
+        self.publisher.noticed.extend(names)
         self.refresh(at_once=True)
 
     def _write_part(self, config: Any, values: Any, write: Callable[[Any], None]) -> None:
@@ -178,7 +267,6 @@ class OwnConfig:
 
 
 def is_guarded(config: object) -> bool:
-    """Return whether writes into a config are reported."""
     return isinstance(config, _Guarded)
 
 

@@ -1,8 +1,8 @@
-"""The config of the run on a rank without one: a copy that users read and write like wandb's own."""
+"""The config of a run that another rank has opened: how it is followed, and what users read and write without a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,23 +10,82 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices, users_line, warn
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.config.comparison import differs_by_rank
-from dist_wandb.session.config.connection import OF_VERSION
+from dist_wandb.session.config.comparison import OF_VERSION, PublishedRun, Version, differs_by_rank, values_of
 from dist_wandb.settings.config_values import (
     MISSING,
     ConfigCopy,
     Known,
     decoded,
     encoded,
+    filled,
     given_values,
     shown,
 )
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.session.config.comparison import Comparison
-    from dist_wandb.session.config.connection import Connection, Refresh
-    from dist_wandb.session.config.sync import Follower
+    from dist_wandb.session.config.comparison import Comparison, Connection
+    from dist_wandb.session.config.own_config import OwnConfig
+    from dist_wandb.session.config.sync import Refresh
+
+
+class Follower:
+    """Follows the run of a primary, once `key` is set."""
+
+    def __init__(self, connection: Connection, comparison: Comparison) -> None:
+        self.key: str | None = None  # under which that run is published; `None` on a rank that follows no run
+        self.has_ended: bool = False  # whether that run was found to be finished by its user
+        self.metadata: Mapping[str, Any] = {}  # of that run, as far as it is known
+        self._connection = connection
+        self._comparison = comparison
+        # Names whose values are this rank's own. `None`: the followed values replace all of this rank's.
+        self._own: set[str] | None = None
+        self._seen: dict[str, tuple[Any, str | None]] = {}  # what was published last: see `PublishedRun`
+        self._imposed: frozenset[str] = frozenset()  # see `PublishedRun`
+        self._version = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self._version > 0
+
+    def begin(self, key: str | None, *, completes: bool) -> None:
+        """Follow the run under `key`, if any. If it `completes`, values that this rank was given stay."""
+        self.key = key
+        self._own = set(self._comparison.given) if completes else None
+
+    def follow(self, target: OwnConfig | LocalConfig) -> None:
+        if self.key is None:
+            return
+        version = self._connection.try_get(self.key + OF_VERSION, Version)
+        if version is None:
+            return
+        self.has_ended = self.has_ended or version["is_over"]
+        if version["number"] == self._version:
+            return
+        run = self._connection.try_get(self.key, PublishedRun)
+        if run is None:
+            return
+        values, withheld = values_of(run), run["withheld"]
+        if not self.is_known and self._own is not None:
+            given = run["given"]
+            self._own -= {name for name, digest in self._comparison.digests.items() if given.get(name) == digest}
+            self._own |= target.names_of_earlier_starts(values)
+        self._imposed = frozenset(run["imposed"])
+        kept = (self._own or set()) - self._imposed
+        seen, self._seen = self._seen, {name: (value, withheld.get(name)) for name, value in values.items()}
+        changed = {name: values[name] for name in values if name not in kept and seen.get(name) != self._seen[name]}
+        new = filled(changed, withheld, self._comparison.given)
+        self._version = version["number"]
+        self.metadata = run_metadata.from_json(run["metadata"])
+        target.apply(values, new)
+
+    def allowed(self, given: object) -> dict[str, Any]:
+        """Return the values that the script may set: as with wandb, none of a sweep's."""
+        return {name: value for name, value in given_values(given).items() if name not in self._imposed}
+
+    def set_own(self, names: Iterable[str]) -> None:
+        if self._own is not None:
+            self._own.update(names)
 
 
 class LocalConfig:
@@ -82,16 +141,14 @@ class LocalConfig:
         if name not in self._shown or sweeps.is_trial():  # whose values replace those that are written here
             self._wait()
         if self.following is not None:
-            return {**given_values(self.following().config), **{one: self._shown[one] for one in self._written}}
+            return {**given_values(self.following().config), **self.written()}
         self._refresh(at_once=self._follower.is_known and name is not None and name not in self._shown)
         return self._shown if self._follower.is_known else Known(self.known())
 
     def written(self) -> dict[str, Any]:
-        """Return the values that were written on this rank."""
         return {name: self._shown[name] for name in self._written if name in self._shown}
 
     def known(self) -> dict[str, Any]:
-        """Return the config as known so far. Does not wait."""
         return dict(self._shown) if self._follower.is_known else {**self._comparison.given, **self._shown}
 
     def metadata(self) -> Mapping[str, Any]:
@@ -137,13 +194,11 @@ class LocalConfig:
 
 
 class Source(Protocol):
-    """The source of a `ConfigView`'s values."""
+    """Where a `ConfigView` has its values from; the `name` is the one that is wanted of all."""
 
-    def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """Return all values; `name` is the one to read."""
+    def read(self, name: str | None = None) -> Mapping[str, Any]: ...
 
-    def write(self, values: Mapping[str, Any]) -> None:
-        """Set values on this rank."""
+    def write(self, values: Mapping[str, Any]) -> None: ...
 
 
 class ConfigView(Mapping[str, Any]):

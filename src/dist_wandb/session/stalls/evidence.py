@@ -70,7 +70,6 @@ def _current_frames() -> dict[int, FrameType]:
 
 
 def _called(code: Any, instruction: int) -> str:
-    """Return the name of what an instruction is calling; empty if unknown."""
     with suppress(Exception):  # no source, another version of Python
         line, end_line, begin, end = list(code.co_positions())[instruction // 2]
         lines = [linecache.getline(code.co_filename, number).encode() for number in range(line, end_line + 1)]
@@ -191,7 +190,6 @@ def _text(path: Path) -> str:
 
 
 def doing(before: Work | None, after: Work | None, seconds: float) -> Kind:
-    """Return what a thread or process does, from what it has done in some seconds."""
     if after is None:
         return "gone" if (_PROC / "self").exists() else "silent"
     if after.state[0] in "ZXTt":

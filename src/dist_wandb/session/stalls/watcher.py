@@ -131,7 +131,6 @@ class Questions:
             pass
 
     def leave(self) -> None:
-        """Tell the others that this rank has no session any more."""
         self._say(Answer(self._here._replace(kind="finished")))
 
     def is_asked(self) -> bool:
@@ -259,7 +258,6 @@ class Watcher(threading.Thread):
                 self._judge(now, [own, *others], {text: [own.place.rank]}, _ALONE)
 
     def _see(self) -> None:
-        """Notice signs since the last look."""
         told_in = self._clock.told_in
         lasted = self._clock.hear(time.monotonic() if self._collectives.have_moved() else signs.last)
         self._clock.watchdog = self._collectives.watchdog

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.session.config import connection as connection_module
-from dist_wandb.session.config.connection import Refresh
+from dist_wandb.session.config import sync
+from dist_wandb.session.config.sync import Refresh
 
 
 class Rank:
@@ -28,7 +28,7 @@ class Rank:
         self.failure: Exception | None = None
         connection: Any = type("Connection", (), {"is_usable": True, "rank": 1})
         self.refresh = Refresh(connection, heartbeat, self._update)
-        patch.setattr(connection_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        patch.setattr(sync, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def _update(self, _whole: bool, polls: bool) -> None:
         self.refreshes.append(self.now - 100.0)

@@ -30,9 +30,9 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
-from dist_wandb.session.relay import relay, remote_session
-from dist_wandb.session.relay.relay import Listener, Relay
-from dist_wandb.session.relay.remote_session import Address, RemoteSession
+from dist_wandb.session import relay, remote_session
+from dist_wandb.session.relay import Relay
+from dist_wandb.session.remote_session import Address, RemoteSession
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks
@@ -417,15 +417,6 @@ def test_a_session_that_reads_nothing_delays_log_once(
     held.close()
     assert "the session's process reads nothing for 0.3 s" in caplog.text
     assert len(caplog.records) == 1
-
-
-def test_a_closed_listener_has_no_pending_connection(tmp_path: Path) -> None:
-    """For example, a failing session closes it just before a thread polls."""
-    with tempfile.TemporaryDirectory() as directory:
-        listener = Listener([tmp_path / "no such directory", Path(directory)])
-        listener.close()
-        assert not listener.has_pending(0.0)
-        assert not list(Path(directory).iterdir())
 
 
 def test_rows_of_a_fork_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:

@@ -15,7 +15,7 @@ from strangers import OBSTACLES, give_away
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job import job_store
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.restart.store import RestartRecord
+from dist_wandb.session.restart import RestartRecord
 from dist_wandb.settings.options import Limits, Options
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 from restarts import RECORDS, SLURM, Start, given, kill, last_warnings, record_files
 
 import dist_wandb
+from dist_wandb.session import restart
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.restart import resuming
-from dist_wandb.session.restart.store import RestartStore
+from dist_wandb.session.restart import RestartStore
 from dist_wandb.settings.options import Options
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_a_run_finished_by_the_user_is_not_continued(start: Start, fake_wandb: F
 def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:
     first = dist_wandb.init("digits")
     kill([first])
-    resuming._started.clear()  # as in a new process
+    restart._started.clear()  # as in a new process
     assert dist_wandb.init("digits", resume="auto").id == first.id
     assert given(fake_wandb, "resume", last=1) == ["allow"]  # W&B would follow its own record, whoever owns it
     assert given(fake_wandb, "id", last=1) == [first.id]

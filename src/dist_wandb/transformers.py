@@ -1,5 +1,7 @@
 """The integration for the Hugging Face Trainer: `DistWandbCallback`, in place of its `WandbCallback`.
 
+Importing it makes ``report_to="dist_wandb"`` work.
+
 The Trainer calls its callbacks on every rank. The stock callback acts if `state.is_world_process_zero`; this one opens
 a session and logs on all ranks, and lets the stock methods act on the primary, with the run of the session.
 """

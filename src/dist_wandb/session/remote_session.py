@@ -1,4 +1,4 @@
-"""The other end of the relay, in a process that a rank has started: sends its rows to the rank's session.
+"""The session in a process that its rank has started: sends its rows to the session's own process.
 
 A `log` waits a few seconds for the connection, and longer for a session that reads nothing (`_STUCK`). After that, rows
 are dropped for a while without waiting, with one warning, so that a session that is stuck does not delay its workers at
@@ -69,10 +69,10 @@ class RemoteSession:
         self.url: str | None = metadata.get("url")
         self.config: ConfigCopy = ConfigCopy(metadata.get("config", {}))
         self._arguments = address, topology, metadata
-        self._reset()
-        _remotes.add(self)
+        self.after_fork()
+        in_forks.add(self)
 
-    def _reset(self) -> None:
+    def after_fork(self) -> None:
         """Start without a connection: a fork must not share one, nor wait for threads that it does not have."""
         self._connection: Connection | None = None
         self._lock = threading.Lock()
@@ -171,7 +171,6 @@ class RemoteSession:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Flush what was logged, and let exceptions through."""
         self.finish()
 
     def __getattr__(self, name: str) -> Any:
@@ -181,12 +180,12 @@ class RemoteSession:
         return f"<dist_wandb.RemoteSession of rank {self.topology.global_rank} run={self.id!r}>"
 
 
-_remotes: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
+in_forks: weakref.WeakSet[Any] = weakref.WeakSet()  # whose `after_fork` is called in each fork
 
 
 def _after_fork() -> None:
-    for remote in list(_remotes):
-        remote._reset()  # noqa: SLF001
+    for one in list(in_forks):
+        one.after_fork()
 
 
 if hasattr(os, "register_at_fork"):

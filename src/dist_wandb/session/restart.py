@@ -1,4 +1,4 @@
-"""Finds the restart record of an earlier start of the same job, and writes one for a later start.
+"""Continuing the runs of an earlier start of the same job: its restart record, the arguments, and the next row.
 
 Only the coordinator reads and writes records. The other ranks learn the base id from it, as at any start.
 
@@ -27,14 +27,26 @@ another user's record could redirect a job's rows into a run of that user's choi
 Without a store, ids are made from the job's name, which SLURM keeps over requeues, and every rank resumes with "allow".
 Files are not read, because ranks might see different ones (except in `auto` with global scope, where only rank 0 has a
 run).
+
+The next row is the position on the x axis at which a resumed, rewound or forked run continues. When a process is
+killed, its wandb-core sends nothing more, not even a completion. On resume, wandb-core requests `RunResumeStatus` and
+continues after the server's line count; shared writers register as new clients. The response contains the run's
+summary, whose `global_step` determines where rows without a step continue. For a shared run, the primary determines
+this position and publishes it, because the summaries that other writers get may already contain rows of this start.
+Offline, the newest earlier file with the same id is read (about 0.5 s).
+
+For a rewound or forked run there is no summary. There, rows without a step continue at W&B's first step, which the run
+knows; offline, older versions of wandb do not.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -47,19 +59,22 @@ from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
-from dist_wandb.runs import requested
+from dist_wandb.runs import requested, run_metadata
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
 
 if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.settings.options import Options
 
 _log = logging.getLogger("dist_wandb")
 
 _FORMAT = 1
-_notices = Notices()
 DIRECTORY = "dist-wandb-resume"
 _KEY = "restart"  # in the job's store
+_MOST_FILES = 32  # files of one run that are searched for the last row; each takes about half a second
+_notices = Notices()
+_started: Counter[str] = Counter()  # sessions by integration
 
 
 @dataclass(frozen=True)
@@ -128,7 +143,6 @@ class RestartRecord:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The record as a JSON object."""
         return {"format": _FORMAT, **asdict(self)}
 
 
@@ -174,7 +188,6 @@ class RestartStore:
         return None
 
     def find(self) -> Earlier | None:
-        """Find the start that this one continues; `None` if this one starts anew."""
         resume = requested.resume(self._arguments)
         if resume == "never" or requested.rewinds(self._arguments):
             return None
@@ -192,28 +205,24 @@ class RestartStore:
         launch = self._launch
         if launch.attempt:
             reason = f"restart {launch.attempt} of torchrun"
-            yield from self._published(reason)
+            with suppress(RendezvousError, ValueError, TypeError, KeyError):
+                message = None if self._store is None else self._store.try_get(_KEY)
+                if message is not None:
+                    yield (RestartRecord.of(message["record"]) if message["record"] else None), reason
             yield from self._in_file(launch.torchrun_start, reason)
         if launch.requeues:
             reason = f"restart {launch.requeues} of the SLURM job"
             for record, why in self._in_file(launch.slurm_step, reason):
                 if record.requeues < launch.requeues:  # otherwise, the job's script started the command twice
                     yield record, why
-        if asked_for and (latest := RestartRecord.read(self._latest)) is not None:
-            yield latest, f"resume='auto', by {self._latest}"
-
-    def _published(self, reason: str) -> Iterator[tuple[RestartRecord | None, str]]:
-        with suppress(RendezvousError, ValueError, TypeError, KeyError):
-            message = None if self._store is None else self._store.try_get(_KEY)
-            if message is not None:
-                yield (RestartRecord.of(message["record"]) if message["record"] else None), reason
+        if asked_for and (latest := RestartRecord.read(path := self._file("latest"))) is not None:
+            yield latest, f"resume='auto', by {path}"
 
     def _in_file(self, job: str | None, reason: str) -> Iterator[tuple[RestartRecord, str]]:
         if job is not None and (record := RestartRecord.read(self._of_job(job))) is not None:
             yield record, reason
 
     def _matches(self, record: RestartRecord, reason: str) -> bool:
-        """Whether a record is of this same session, so that its runs correspond one by one."""
         differ = [
             f"{name} was {getattr(record, name)!r}, and is {getattr(self._mine, name)!r}"
             for name in ("session", "project", "entity", "run_mode", "rank_scope")
@@ -256,7 +265,6 @@ class RestartStore:
             self._directory.rmdir()  # if it is empty
 
     def _remove(self, paths: Iterable[Path]) -> None:
-        """Remove records of these runs only."""
         for path in paths:
             with suppress(OSError, ValueError, ReadError):
                 if RestartRecord.read_own(path).base_id == self._mine.base_id:  # otherwise it is another job's
@@ -271,12 +279,7 @@ class RestartStore:
     @property
     def _paths(self) -> list[Path]:
         jobs = (self._launch.torchrun_start, self._launch.slurm_step)
-        return [self._latest, *(self._of_job(job) for job in jobs if job is not None)]
-
-    @property
-    def _latest(self) -> Path:
-        """The record that any start of this session in this directory replaces."""
-        return self._file("latest")
+        return [self._file("latest"), *(self._of_job(job) for job in jobs if job is not None)]
 
     def _of_job(self, job: str) -> Path:
         """The record of this job and this command only: a job's script may run several commands."""
@@ -285,3 +288,111 @@ class RestartStore:
     def _file(self, kind: str, *parts: str) -> Path:
         about = json.dumps([self._mine.project, self._mine.entity, self._mine.session, *parts])
         return self._directory / f"{kind}-{hashlib.sha256(about.encode()).hexdigest()[:12]}.json"
+
+
+def session_name(integration: str, number: int | None) -> str:
+    """Return a name of the integration's next session, or of its `number`-th, that is equal at every start."""
+    if number is None:
+        _started[integration] += 1
+        number = _started[integration]
+    return f"{integration}/{number}"
+
+
+def continued(
+    init_arguments: Mapping[str, Any], earlier: Earlier | None, topology: Topology, *, has_store: bool
+) -> Mapping[str, Any]:
+    """Return the arguments of `wandb.init` that continue the runs of an `earlier` start, if this rank knows one."""
+    resume = requested.resume(init_arguments)
+    if earlier is not None:
+        given = {} if requested.continues(init_arguments) else {"resume": "allow"}
+        return {**init_arguments, **given, "id": earlier.record.base_id}
+    is_named_by_job = topology.world_size > 1 and not has_store and requested.run_id(init_arguments) is None
+    if is_named_by_job and Launch.detect().requeues and resume is None:
+        return {**init_arguments, "resume": "allow"}  # SLURM keeps the job's name, from which the id is made
+    return init_arguments
+
+
+def name_for_id(session: str, init_arguments: Mapping[str, Any]) -> str:
+    """Return a name of the session from which its base id can be made if only the launcher's job name is known."""
+    requeues = Launch.detect().requeues
+    return f"{session}/{requeues}" if requeues and requested.resume(init_arguments) == "never" else session
+
+
+def can_look_back(options: Options, topology: Topology, *, has_store: bool) -> bool:
+    """Return whether the coordinator can choose the base id, rather than derive it from what all ranks know."""
+    is_alone = topology.world_size == 1 or (options.run_mode == "auto" and options.rank_scope == "global")
+    return has_store or is_alone
+
+
+def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: Topology, *, has_store: bool) -> None:
+    """Raise `ConfigurationError` for ``resume="auto"`` if only one rank would know the run."""
+    if can_look_back(options, topology, has_store=has_store) or requested.run_id(init_arguments) is not None:
+        return
+    if requested.resume(init_arguments) == "auto":
+        raise ConfigurationError(
+            f"resume='auto' takes the run id from a restart record that one process finds, but {topology.world_size} "
+            "ranks need it, and have no way to agree on it yet. Call init_process_group first, or pass id= (the same "
+            "at every start) with resume='allow', or set WANDB_RUN_ID."
+        )
+
+
+def announcement(earlier: Earlier, topology: Topology) -> str:
+    before = earlier.record.world_size
+    change = "" if before == topology.world_size else f" It had {before} ranks, and has {topology.world_size} now."
+    return f"dist_wandb: continues the run {earlier.record.base_id} of an earlier start ({earlier.reason}).{change}"
+
+
+def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str) -> int:
+    """Return the position on the x axis of the first row without a step: 0, or after the rows of a continued run."""
+    if not run or run.disabled:
+        return 0
+    if not run.offline:
+        last = run_metadata.last_logged(run, axis)
+    elif requested.continues(init_arguments):
+        last = _last_on_disk(run, axis)
+    else:
+        last = None
+    if last is not None:
+        return last + 1
+    starting_step: object = getattr(run, "starting_step", 0)
+    return max(requested.first_step(init_arguments), starting_step if isinstance(starting_step, int) else 0)
+
+
+def _last_on_disk(run: AnyRun, axis: str) -> int | None:
+    """Return the largest value of the x axis in the newest earlier file of this rank's run that has any."""
+    from dist_wandb.wandb_files.reading import largest_step  # most runs need no reader
+
+    own = Path(str(run.dir)).parent
+    for path in _newest_first(own, f"*run-*/run-{glob.escape(str(run.id))}.wandb")[:_MOST_FILES]:
+        try:
+            largest = largest_step(path, axis)
+        except ReadError:  # it contains no run
+            continue
+        if largest is not None:
+            return largest
+    return None
+
+
+def _newest_first(own: Path, pattern: str) -> list[Path]:
+    """Return the files of this pattern next to a run's directory that belong to its user, the last changed first."""
+    changed: dict[Path, float] = {}
+    others: dict[int, Path] = {}
+    with suppress(OSError):
+        owner = own.stat().st_uid
+        for path in own.parent.glob(pattern):
+            with suppress(OSError):
+                found = path.lstat()
+                if path.parent.resolve() == own.resolve():
+                    continue
+                if found.st_uid == owner:
+                    changed[path] = found.st_mtime
+                else:
+                    others[found.st_uid] = path
+    for user, path in others.items():
+        _log.warning(
+            "dist_wandb: %s belongs to user %d, so rows without a step do not continue after its last row. Give "
+            "every row a step, or copy its directory.",
+            path,
+            user,
+        )
+    return sorted(changed, key=lambda path: changed[path], reverse=True)

@@ -1,1 +1,0 @@
-"""Rows from processes that a rank has started."""

@@ -1,1 +1,0 @@
-"""The runs that a restarted job continues."""
