@@ -154,7 +154,7 @@ class Writing:
             commit = commit if one.commit is None else one.commit
         values.update(own)
         if not values:
-            if commit:
+            if commit and row.x >= 0:  # without steps, the next row has another position
                 self.end_row()
             return
         follows = max((one.follows for one in row.own), default=None)
