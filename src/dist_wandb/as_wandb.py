@@ -19,7 +19,7 @@ from dist_wandb.job.timed_caller import poll
 from dist_wandb.runs import run_metadata
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.job_description import ONE_AGENT, ask
-from dist_wandb.session.registry import current, history, open_sessions
+from dist_wandb.session.registry import current, history, in_scope, open_sessions
 from dist_wandb.settings.options import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
@@ -63,9 +63,10 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # 
         exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
         quiet: Ignored, as in wandb.
     """
-    session = current()
-    if session is not None:
-        session.finish(exit_code)
+    if (session := current()) is not None:
+        # A logger of Lightning's has a session of its own for the script's run, whose id a rank may never have learnt.
+        for one in [one for one in reversed(in_scope()) if one.is_current and one.id in (None, session.id)]:
+            one.finish(exit_code)
     elif run_metadata.running_run():
         run_metadata.of_wandb("finish")(exit_code)
 
@@ -85,8 +86,7 @@ def restore(name: str, run_path: str | None = None, *args: Any, **kwargs: Any) -
     Returns:
         The open file; for the current run, a stand-in on a rank that has none.
     """
-    session = current()
-    if session is None or run_path is not None:
+    if (session := current()) is None or run_path is not None:
         return run_metadata.of_wandb("restore")(name, run_path, *args, **kwargs)
     return session.restore(name, run_path, *args, **kwargs)
 
@@ -174,8 +174,7 @@ def of_current(name: str) -> Any:
     If no session is open, it is wandb's own object: while wandb has no run, that is `None` for the run, and otherwise
     an object that raises `wandb.Error` when used.
     """
-    session = current()
-    if session is not None:
+    if (session := current()) is not None:
         return session if name == "run" else getattr(session, name)
     return None if name == "run" and not run_metadata.running_run() else run_metadata.of_wandb(name)
 

@@ -23,7 +23,9 @@ from dist_wandb import as_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
+from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
+from dist_wandb.settings.options import Options
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job
@@ -257,6 +259,13 @@ def test_a_run_beside_the_open_one_does_not_become_current(fake_wandb: FakeWandb
     with pytest.raises(dist_wandb.Error, match="opened with reinit='create_new'"):
         dist_wandb.log({"loss": 2.0})
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": 1.0, "global_step": 0}], []]
+
+
+def test_finish_also_ends_the_run_that_a_logger_uses(fake_wandb: FakeWandb) -> None:
+    run: Any = dist_wandb.init().run
+    open_session(Options(), {}, integration="test", adopt=lambda _: run)
+    dist_wandb.finish(2)
+    assert (wandb_run(), fake_wandb.runs[0].exit_codes) == (None, [2])
 
 
 def test_log_accepts_wandbs_positional_arguments(fake_wandb: FakeWandb) -> None:

@@ -171,8 +171,8 @@ def _init_trackers(
         original(self, project_name, config, init_kwargs or {})  # before 1.14 it takes no None
         return
     ours = _own_arguments(self, init_kwargs)
-    if config is not None:
-        ours = {"config": config, **ours}  # published for ranks that join later; it is set again below
+    if config is not None:  # published for ranks that join later; it is set again below
+        ours["config"] = {**first, **config} if isinstance(first := ours.get("config"), dict) else first or config
     tracker = _to_start(self, project_name, ours)
     name_as_scripts_do(tracker, self)
     if self.is_main_process:

@@ -129,8 +129,8 @@ class Cycle:
 
     def is_awaited(self, *, by_late: bool = False) -> bool:
         """Return whether the others will request states, tables or spreads, or may, for a late rank (`by_late`)."""
-        has_spread = self._context.rows.spreads.has_spread
-        if any(is_attached(key.name) or has_spread(key.name) for key in self._rounds.own_open()):
+        may_have_spread = self._context.rows.spreads.may_have
+        if any(is_attached(key.name) or may_have_spread(key.name) for key in self._rounds.own_open()):
             return True
         ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
         others = ranks.members - ranks.closed

@@ -154,14 +154,14 @@ class Posting:
             self._rows.keep_summary(mine, contribution.follows, step, is_open=False)
         return unit
 
-    def _own_of(self, contribution: Contribution) -> Own | None:
+    def _own_of(self, contribution: Contribution) -> Own:
         """Return what tells a row's place among the writes into the summary; most calls share one object."""
         commit, follows = contribution.commit, contribution.follows
         if commit is not None:
             return Own({}, commit, follows)
         if self._usual.follows != follows:
             self._usual = Own({}, None, follows)
-        return self._usual if contribution.metrics else None
+        return self._usual
 
     def _lanes(self, contribution: Contribution) -> Lanes | None:
         """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""

@@ -42,13 +42,15 @@ class Spread:
 
 
 class Spreads:
-    """One rank's part in the spreads of names for which `has_spread` is true."""
+    """One rank's part in the spreads of names that are wanted, and of timings, whose rows have `BUSY`."""
 
-    def __init__(self, rank: int, has_spread: Callable[[str], bool]) -> None:
+    def __init__(self, rank: int, is_wanted: Callable[[str], bool]) -> None:
         self._rank = rank  # in the unit
-        self.has_spread = has_spread
+        self.may_have: Callable[[str], bool] = lambda name: name.startswith(TIMES) or is_wanted(name)
         # by the names of a row: the indices of those with a spread
-        self._of = lru_cache(_MOST_FORMS)(lambda names: tuple(at for at, name in enumerate(names) if has_spread(name)))
+        self._of = lru_cache(_MOST_FORMS)(
+            lambda names: [at for at, name in enumerate(names) if (self.may_have if BUSY in names else is_wanted)(name)]
+        )
         # own numbers by cell; plain tuples, which the garbage collector does not track
         self._own: OrderedDict[tuple[str, int | None, int], tuple[float, ...]] = OrderedDict()
         self.found: dict[Key, Spread] = {}  # those that no row has got yet
@@ -152,6 +154,8 @@ class Writing:
             commit = commit if one.commit is None else one.commit
         values.update(own)
         if not values:
+            if commit and row.x >= 0:  # without steps, the next row has another position
+                self.end_row()
             return
         follows = max((one.follows for one in row.own), default=None)
         self._rows.act(follows)

@@ -285,8 +285,7 @@ class NullExperiment(NullRun, OfLightning):
 
     @property
     def step(self) -> int:
-        session = self._session
-        return 0 if session is None else session.step
+        return 0 if (session := self._session) is None else session.step
 
     @property
     def summary(self) -> NullSummary:
@@ -298,18 +297,15 @@ class NullExperiment(NullRun, OfLightning):
         """Accept and ignore."""
 
     def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
-        session = self._session
-        if session is not None:
+        if (session := self._session) is not None:
             session.log(data, step, commit=commit)
 
     def define_metric(self, *args: Any, **kwargs: Any) -> Any:
         """Define a metric for this rank's reads of the summary, and for its axes, like `define_metric` of a run."""
-        session = self._session
-        return NullPart() if session is None else session.run.define_metric(*args, **kwargs)
+        return NullPart() if (session := self._session) is None else session.run.define_metric(*args, **kwargs)
 
     def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
-        session = self._session
-        if session is not None:
+        if (session := self._session) is not None:
             session.finish(exit_code)
 
     @property

@@ -186,7 +186,7 @@ class Intake:
         rank, axis = self._link.topology.global_rank, self._own.step_metric
         values = self._copied(metrics)
         if step is None and axis in values and type(values[axis]) is int:
-            step = checked_step(values.pop(axis), rank)
+            step, commit = checked_step(values.pop(axis), rank), commit is not False  # `step=` would leave its row open
         last = self._last[0] if step is None else step
         x = -1 - self.rows if last is None else last
         own_weight = None if weight is None else copied_weight(weight, rank)

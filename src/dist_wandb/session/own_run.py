@@ -40,7 +40,7 @@ from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.job_description import ask
 from dist_wandb.session.notices import print_line
-from dist_wandb.settings.reduction import TIMES, check_patterns, check_per_rank
+from dist_wandb.settings.reduction import check_patterns, check_per_rank
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -123,7 +123,7 @@ class OwnRun:
             self.writer,
             options.reductions,
             check_per_rank(options.per_rank),
-            (*check_patterns("spread", options.spread), f"{TIMES}*"),
+            check_patterns("spread", options.spread),
             lambda: self.user_axes,
             self.summary.keep,
             self.summary.act,

@@ -48,6 +48,7 @@ def main(directory: str) -> None:
     trainer.fit(model, DataLoader(TensorDataset(torch.ones(6, 2))))
     wandb.log({"after": trainer.global_rank + 1})
     wandb.finish()
+    assert wandb.run is None, "finish has left the run open"
 
 
 if __name__ == "__main__":

@@ -153,7 +153,11 @@ def test_arguments_that_cannot_be_honoured_are_refused_by_the_constructor(
 @pytest.mark.parametrize(
     ("log_with", "given", "expected"),
     [
-        (DistWandbTracker, {"tags": ["a"]}, {"project": "digits", "tags": ["a"]}),
+        (
+            DistWandbTracker,
+            {"tags": ["a"], "config": {"lr": 0.2, "more": 1}},
+            {"project": "digits", "tags": ["a"], "config": {"lr": 0.1, "more": 1}},
+        ),
         (
             lambda: DistWandbTracker("mine", tags=["mine"]),
             {"tags": ["theirs"], "notes": "theirs"},
@@ -172,8 +176,9 @@ def test_the_run_has_the_arguments_of_the_constructor_and_of_init_trackers(
 ) -> None:
     accelerator = accelerator_with(log_with())
     accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": given})
-    assert fake_wandb.arguments == [{**expected, "config": {"lr": 0.1}}]
-    assert fake_wandb.runs[0].config == {"lr": 0.1}
+    expected = {"config": {"lr": 0.1}, **expected}  # from the start, for ranks that read them
+    assert fake_wandb.arguments == [expected]
+    assert fake_wandb.runs[0].config == expected["config"]
     plan = accelerator.get_tracker("dist_wandb").session.plan
     assert (plan.run_mode, plan.rank_scope) == (given.get("run_mode", "auto"), given.get("rank_scope", "global"))
 

@@ -116,20 +116,22 @@ def test_rows_of_all_ranks_are_reduced(fake_wandb: FakeWandb, job: Job, on_ranks
         sessions[rank].run.log({"loss": float(rank)}, step=20)
         if rank == 0:
             sessions[rank].run.log({"own": 5})
+        for call in ({"a": 1}, {}, {"b": 1}, {"c": 1, "global_step": 20}, {"time/fps": 1, "global_step": 20}):
+            sessions[rank].log(call, step=20 if "a" in call else None)
         sessions[rank].finish()
 
     on_ranks(2, work)
     assert fake_wandb.runs[0].rows == [
         {"loss": 0.5, "global_step": 0},
         {"loss": 0.5, "own": 5, "global_step": 20},  # as in wandb: a call without a step ends the open row
+        *({name: 1, "global_step": 20} for name in ("a", "b", "c", "time/fps")),  # or with the axis
     ]
 
 
 def test_wandb_log_is_replaced_on_ranks_without_a_run_until_the_session_ends(job: Job, on_ranks: OnRanks) -> None:
     before = wandb.log
     sessions = job(TWO)
-    handled = wandb.log
-    assert handled is not before
+    assert wandb.log is not before
     on_ranks(2, lambda rank: sessions[rank].finish())
     assert wandb.log is before
 
