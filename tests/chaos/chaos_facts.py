@@ -66,7 +66,11 @@ class Facts:
         texts = [entry["text"] for entry in entries if entry["event"] == "warning"]
         lost = [re.findall(r"what rank (\d+) logged .* may be lost", text) for text in texts]
         gone = [
-            re.findall(r"(?i)ranks? ([\d, ]+) (?:after (?:step|row|the start)|did not|(?:ended|failed) after)", text)
+            re.findall(
+                r"(?i)ranks? ([\d, ]+) (?:after (?:step|row|the start)|(?:opened a session, but )?did not|"
+                r"(?:ended|failed) after)",
+                text,
+            )
             for text in texts
         ]
         return cls(

@@ -161,6 +161,18 @@ def test_a_rank_whose_primary_ended_before_any_exchange_does_not_wait(
     assert caplog.text.count("rank 1 opened its session after the other ranks had ended theirs") == 1
 
 
+def test_a_rank_that_the_others_gave_up_before_it_took_part_says_that_it_stalled(
+    store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store is not None
+    open_session(Options(), {}, integration="test", topology=TWO[0], number=1).finish()
+    eventually(lambda: not live_exchanges())
+    options = Options(limits=Limits(join_timeout=600, peer_timeout=1e-9, finish_timeout=600))  # others wait no longer
+    with open_session(options, {}, integration="test", topology=TWO[1], number=1) as session:
+        session.log({"loss": 0.5})
+    assert "rank 1 stalled, or was disconnected, after the start, and returned after the other ranks had" in caplog.text
+
+
 @pytest.mark.parametrize("reduce", ["mean", "sum", {"loss": "max"}])
 def test_separate_runs_reduce_numbers_on_request(job: Job, fake_wandb: FakeWandb, reduce: Any) -> None:
     sessions = job(TWO, run_mode="new", reduce=reduce)
