@@ -8,13 +8,14 @@ once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from dist_wandb.exchange.attachments.attachment import ATTACHED, Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
+from dist_wandb.exchange.protocol.calls import Call
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.writing import Spreads, Writing
@@ -142,6 +143,8 @@ class Posting:
         unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
         if self._writes and mine:
             own, mine = Own(mine, commit, contribution.follows), {}
+        if own and not (unit or others) and _add(own, rounds.outbox.waiting, x, ends=step is None):
+            return unit
         if unit or others or own:
             numbers = [*unit.values(), *(NO_NUMBER for _ in others)]
             call = rounds.post([*unit, *others], lanes_of(numbers), step, x, now, own)
@@ -224,6 +227,18 @@ class Posting:
             return float(checked_weight("weight", weight.number(), self._rows.rank))
         self._rows.reductions.weighted.update(weight.keys() - values.keys())
         return {name: self._weights(value, values) for name, value in weight.items()}
+
+
+def _add(own: Own, waiting: MutableSequence[Call], x: int, *, ends: bool) -> bool:
+    """Add values to the open row that waits last; return whether they belong to it. They must not overtake it."""
+    last = waiting[-1] if waiting else None
+    if last is None or last.own is None or last.own.commit is not False or last.x != x:
+        return False
+    if not own.values.keys().isdisjoint([*last.names, *last.own.values]):
+        return False
+    commit = True if own.commit is None and ends else own.commit
+    waiting[-1] = last._replace(own=Own({**last.own.values, **own.values}, commit, own.follows))
+    return True
 
 
 class Rows:

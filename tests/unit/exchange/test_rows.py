@@ -449,6 +449,17 @@ def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
     ]
 
 
+def test_text_of_an_open_row_waits_for_the_numbers_of_a_rank_that_is_behind() -> None:
+    unit = Unit()
+    unit.log_on_all([{"a": 1.0}] * 2)
+    for rank in range(2):
+        for _ in range(3):
+            unit.exchange()
+        unit.log(rank, {"a": 1.0 + rank}, commit=False)
+        unit.log(rank, {"note": f"rank {rank}"})
+    assert unit.close() == [{"a": 1.0, "global_step": 0}, {"a": 1.5, "note": "rank 0", "global_step": 1}]
+
+
 def test_calls_without_a_step_are_separate_rows_whenever_they_are_exchanged() -> None:
     at_once, one_by_one = Unit(), Unit()
     for unit in (at_once, one_by_one):
