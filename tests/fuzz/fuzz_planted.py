@@ -20,6 +20,11 @@ def _crashes(data: bytes) -> None:
     json.loads(data)
 
 
+def _hangs(data: bytes) -> None:
+    if b"[[" in data:
+        time.sleep(3600)
+
+
 def _is_slow(data: bytes) -> None:
     if b"[[" in data:
         began = time.thread_time()
@@ -35,6 +40,7 @@ def _takes_memory(data: bytes) -> None:
 TARGETS = (
     Target("raises", json.loads, _seeds, (ValueError,)),  # deep lists
     Target("crashes", _crashes, _seeds, (ValueError, RecursionError), is_native=True),
+    Target("hangs", _hangs, _seeds, is_native=True),
     Target("is-slow", _is_slow, _seeds),
     Target("takes-memory", _takes_memory, _seeds),
 )

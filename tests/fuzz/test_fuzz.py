@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from pathlib import Path
 
 import fuzz_planted
@@ -9,6 +11,7 @@ import fuzzing
 import pytest
 from fuzz_targets import TARGETS, named
 from fuzzing import FINDINGS, FindingError, Target, fuzz, judging, keep
+from fuzzing import judge as judge_here
 
 _FOUND = sorted(FINDINGS.glob("*/*.bin"))
 
@@ -44,7 +47,6 @@ def planted(name: str) -> Target:
     [
         ("raises", "RecursionError"),
         ("crashes", "ended the process with -11"),
-        ("is-slow", r"took 1\.\d s"),
         ("takes-memory", "MiB of memory"),
     ],
 )
@@ -59,3 +61,31 @@ def test_planted_faults_are_found_and_stored(
     stored = path.read_bytes()
     assert b"[" in stored
     assert name != "takes-memory" or stored == b"[["  # made as small as possible
+
+
+@pytest.fixture
+def _quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tenth of a second of processor time pass with each look at the clock: slow parsers take no real time."""
+    looks = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: next(looks) / 10)
+
+
+@pytest.mark.usefixtures("_quick_clock")
+@pytest.mark.parametrize(("name", "message"), [("hangs", "was read for over"), ("is-slow", r"took 1\.\d s")])
+def test_a_slow_input_is_a_finding(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzzing, "_SILENT", 2.0)
+    with judging(planted(name)) as judge, pytest.raises(FindingError, match=message):
+        judge(b"[[")
+
+
+@pytest.mark.usefixtures("_quick_clock")
+def test_an_input_that_is_slow_only_once_is_not_a_finding() -> None:
+    seconds = [1.5, 0.0]
+
+    def read(_: bytes) -> None:
+        until = time.thread_time() + seconds.pop(0)
+        while time.thread_time() < until:
+            pass
+
+    judge_here(Target("collects-garbage", read, list), b"[[")
+    assert not seconds
