@@ -114,7 +114,7 @@ class ScriptIds:
             self._written = os.getpid(), self._path(os.getpid())
             atexit.register(self._remove_file)
         self._offered += [""] * (number + 1 - len(self._offered))
-        self._offered[number] = base_id if run is None else [base_id, run]
+        self._offered[number] = base_id if run is None else [base_id, json.loads(json.dumps(run))]  # it may change
         content = json.dumps(self._offered).encode()
         if len(content) > LIMIT:
             self._offered[number] = base_id

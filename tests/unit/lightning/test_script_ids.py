@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -58,6 +59,15 @@ def test_a_child_is_told_of_the_run(tmp_path: Path, child: Child) -> None:
     twin = child()
     assert [twin.next_id("own")[1], twin.next_id("own")[1]] == ["first", "second"]
     assert [twin.run_of(number) for number in range(3)] == [{"config": {"lr": 0.1}}, {}, {}]
+
+
+def test_what_was_offered_is_that_of_its_moment(tmp_path: Path) -> None:
+    ids, layers = ScriptIds(tmp_path), list[object]([64])
+    ids.offer(0, "first", {"config": {"layers": layers}})
+    layers.append(object())  # no text of JSON
+    ids.offer(1, "second")
+    (offered,) = (json.loads(path.read_text()) for path in tmp_path.iterdir())
+    assert offered == [["first", {"config": {"layers": [64]}}], "second"]
 
 
 def test_a_child_uses_its_own_id_if_the_parent_offers_none(tmp_path: Path, child: Child) -> None:
