@@ -109,11 +109,6 @@ class StoredRun:
             return None
         return "job", self.project or "", self.group or sidecar.group or "", sidecar.base_id or ""
 
-    @property
-    def label(self) -> str | None:
-        """The writer's name within a shared run; `None` in an ordinary run."""
-        return self.sidecar.label if self.sidecar else None
-
 
 def read_run(
     path: str | os.PathLike[str],
