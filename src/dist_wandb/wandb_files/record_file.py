@@ -38,6 +38,7 @@ MOST_FIELDS = 1000  # of a message; W&B's messages have fewer than ten
 MOST_BYTES = 256 * 2**20  # of a record
 # Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth.
 SECONDS, SECONDS_PER_MIB = 10.0, 0.5
+_NO_RECORD_FILE = "does not start like a .wandb file."
 
 Field = tuple[int, int, int, int]  # number of a field, start of the field, and start and end of its content
 
@@ -78,17 +79,13 @@ def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise 
     console output are counted by line breaks, so the cut may be a few lines off with progress bars, which write a line
     several times. Raises as `records` does.
     """
-    history, events, console = first.history, first.events, first.console
+    left = {_HISTORY: first.history, _STATS: first.events, _OUTPUT_RAW: first.console}
     end = b""
     copy.write(FILE_HEADER)
     for record, parts in records(opened):
-        kind = next((number for number, *_ in parts if number in (_HISTORY, _STATS, _OUTPUT_RAW)), 0)
-        if kind == _HISTORY and history > 0:
-            history -= 1
-        elif kind == _STATS and events > 0:
-            events -= 1
-        elif kind == _OUTPUT_RAW and console > 0:
-            console -= _line_breaks(record, parts)
+        kind = next((number for number, *_ in parts if number in left), 0)
+        if left.get(kind, 0) > 0:
+            left[kind] -= _line_breaks(record, parts) if kind == _OUTPUT_RAW else 1
         else:
             kept = record if revise is None else revise(record, parts)
             if any(number == _EXIT for number, *_ in parts):
@@ -141,7 +138,7 @@ class RecordFile:
             self._opened.seek(0)
             header = self._opened.read(len(FILE_HEADER))
             if not FILE_HEADER.startswith(header):
-                raise _no_record_file()
+                raise ReadError(_NO_RECORD_FILE)
             self.place = len(FILE_HEADER) if header == FILE_HEADER else 0
             self.is_cut_off = bool(header)
         room = end = 0
@@ -179,7 +176,7 @@ def records(opened: BinaryIO, place: int = 0) -> Iterator[tuple[bytes, list[Fiel
         if file.too_long:
             break
     if not file.place:
-        raise _no_record_file()
+        raise ReadError(_NO_RECORD_FILE)
     if file.too_long:
         raise ReadError(f"contains a record of more than {MOST_BYTES} bytes, which W&B never writes.")
 
@@ -234,10 +231,6 @@ def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
             if field == _LINE_OF_OUTPUT
         )
     return 0
-
-
-def _no_record_file() -> ReadError:
-    return ReadError("does not start like a .wandb file.")
 
 
 def fields(message: bytes, start: int = 0, stop: int | None = None, most: int = MOST_FIELDS) -> list[Field]:
