@@ -48,8 +48,9 @@ def _pictures() -> list[bytes]:
 def _read_picture(data: bytes) -> None:
     found = media.checked(data)
     if found is not None:
-        assert found.kind in ("image/png", "image/jpeg")
-        assert 0 < found.width * found.height <= 64 * 2**20
+        kind, width, height = found
+        assert kind in ("image/png", "image/jpeg")
+        assert 0 < width * height <= 64 * 2**20
 
 
 def _tables() -> list[bytes]:

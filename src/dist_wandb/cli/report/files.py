@@ -230,7 +230,7 @@ class FileForReport:
             self.console.add(contents.get("line") or "")
         elif kind == "environment":
             self._environment |= contents
-        elif kind in ("run", "config", "exit"):
+        else:
             self._contents.add(record)
 
     def end(self, path: Path, problems: list[str], directory: Directory) -> None:
