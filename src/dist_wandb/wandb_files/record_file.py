@@ -38,7 +38,6 @@ MOST_FIELDS = 1000  # of a message; W&B's messages have fewer than ten
 MOST_BYTES = 256 * 2**20  # of a record
 # Processor time for all records of a file, with what is done with them; a file of W&B's takes less than a tenth.
 SECONDS, SECONDS_PER_MIB = 10.0, 0.5
-_NO_RECORD_FILE = "does not start like a .wandb file."
 
 Field = tuple[int, int, int, int]  # number of a field, start of the field, and start and end of its content
 
@@ -138,7 +137,7 @@ class RecordFile:
             self._opened.seek(0)
             header = self._opened.read(len(FILE_HEADER))
             if not FILE_HEADER.startswith(header):
-                raise ReadError(_NO_RECORD_FILE)
+                raise _no_record_file()
             self.place = len(FILE_HEADER) if header == FILE_HEADER else 0
             self.is_cut_off = bool(header)
         room = end = 0
@@ -176,7 +175,7 @@ def records(opened: BinaryIO, place: int = 0) -> Iterator[tuple[bytes, list[Fiel
         if file.too_long:
             break
     if not file.place:
-        raise ReadError(_NO_RECORD_FILE)
+        raise _no_record_file()
     if file.too_long:
         raise ReadError(f"contains a record of more than {MOST_BYTES} bytes, which W&B never writes.")
 
@@ -221,7 +220,6 @@ def write_record(opened: BinaryIO, record: bytes) -> None:
 
 
 def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
-    """Return the number of line breaks in a record of console output."""
     with suppress(MalformedError):
         return sum(
             record.count(b"\n", begin, end)
@@ -231,6 +229,10 @@ def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
             if field == _LINE_OF_OUTPUT
         )
     return 0
+
+
+def _no_record_file() -> ReadError:
+    return ReadError("does not start like a .wandb file.")
 
 
 def fields(message: bytes, start: int = 0, stop: int | None = None, most: int = MOST_FIELDS) -> list[Field]:

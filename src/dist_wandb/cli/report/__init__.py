@@ -19,13 +19,11 @@ from dist_wandb.cli.report.building import build
 from dist_wandb.cli.report.page import check_target, plotly_script, write_page
 from dist_wandb.errors import ReadError, visible
 
-_OUTPUT = "report.html"
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection_arguments(parser)
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, default=Path(_OUTPUT), help=f"the file to write ({_OUTPUT})"
+        "-o", "--output", metavar="FILE", type=Path, default="report.html", help="the file to write (%(default)s)"
     )
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.add_argument(

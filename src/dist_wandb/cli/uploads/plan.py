@@ -124,7 +124,6 @@ def rules_of(file: UploadFile) -> Rules:
 
 
 def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
-    """Yield reasons to refuse the upload of these files as one run."""
     yield from _copies(runs)
     shared = [run.shared_as for run in runs if run.shared_as is not None]
     if not shared:
@@ -167,7 +166,6 @@ def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
 
 
 def _named(found: Sequence[object], between: str) -> str:
-    """Name what was found, the first of many."""
     return between.join(map(str, found[:_NAMED])) + (" and others" if len(found) > _NAMED else "")
 
 
@@ -246,7 +244,6 @@ def _first(lines: Sequence[str], file: UploadFile, what: str) -> Iterator[str]:
 
 
 def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
-    """Yield remarks about the upload of these files as one run."""
     for file in files:
         run, sent = file.run, file.sent
         if run.problems:
