@@ -10,8 +10,7 @@ from fuzz_of_files import _ODD, _with_odd_values, decoded, file_of, inspections
 from fuzzing import Target
 from PIL import Image
 
-from dist_wandb.cli.report import media
-from dist_wandb.cli.report.building import sections
+from dist_wandb.cli.report import media, sections
 from dist_wandb.cli.report.files import FileForReport
 from dist_wandb.cli.report.page import Report, json_of
 from dist_wandb.cli.report.thinning import Budget
