@@ -146,7 +146,7 @@ def own_directory(path: Path) -> int:
     owner for all files. Raises `ReadError` if it is not a directory or has another owner, and `OSError`.
     """
     _check(path, path.lstat(), kind=stat.S_IFDIR)
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    handle = os.open(path, FOLDER)
     try:
         found = os.fstat(handle)
         owner = os.getuid()

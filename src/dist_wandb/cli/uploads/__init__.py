@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -99,18 +98,17 @@ def _interrupted_by_signals() -> Iterator[None]:
     def end(number: int, _frame: object) -> None:
         raise EndedError(signal.Signals(number))
 
-    before: dict[signal.Signals, Any] = {}
-    try:
+    set_here: list[signal.Signals] = []
+    with suppress(ValueError):  # not in the main thread, where handlers cannot be set
         for name in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(name) is signal.SIG_DFL:  # keep handlers of `nohup` and of callers
-                before[name] = signal.signal(name, end)
-    except ValueError:  # not in the main thread, where handlers cannot be set
-        pass
+                signal.signal(name, end)
+                set_here.append(name)
     try:
         yield
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        for name in set_here:
+            signal.signal(name, signal.SIG_DFL)
 
 
 def _planned_upload(run: UploadRun, *, is_refused: bool) -> Text:
