@@ -406,7 +406,7 @@ def _read_inspection(data: bytes) -> None:
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
     (joined,) = brought_together([run, run])
-    json.dumps(command._json_value(show._run_as_json(joined, ["*"])), allow_nan=False)
+    json.dumps(command._json_value(show._run_as_json(joined, ["*"]), str), allow_nan=False)
     show_cards.card(joined, ["*"], 80)
     show.runs_table([[joined]], None, 80)
 

@@ -10,8 +10,7 @@ from fuzz_of_files import _ODD, _with_odd_values, decoded, file_of, inspections
 from fuzzing import Target
 from PIL import Image
 
-from dist_wandb.cli.report import media
-from dist_wandb.cli.report.building import sections
+from dist_wandb.cli.report import media, sections
 from dist_wandb.cli.report.files import FileForReport
 from dist_wandb.cli.report.page import Report, json_of
 from dist_wandb.cli.report.thinning import Budget
@@ -48,8 +47,9 @@ def _pictures() -> list[bytes]:
 def _read_picture(data: bytes) -> None:
     found = media.checked(data)
     if found is not None:
-        assert found.kind in ("image/png", "image/jpeg")
-        assert 0 < found.width * found.height <= 64 * 2**20
+        kind, width, height = found
+        assert kind in ("image/png", "image/jpeg")
+        assert 0 < width * height <= 64 * 2**20
 
 
 def _tables() -> list[bytes]:

@@ -12,11 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from dist_wandb import __version__
-from dist_wandb.cli import doctor, plan, show, sync
-from dist_wandb.cli.report import command as report
+from dist_wandb.cli import doctor, plan, report, show, uploads
 from dist_wandb.errors import ConfigurationError, DistWandbError
 
-_COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, report.COMMAND, sync.COMMAND)
+_COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, report.COMMAND, uploads.COMMAND)
 _INTERRUPTED = 130  # as shells report SIGINT
 _CONTINUES = "An upload continues after the rows that the server has confirmed when it is started again."
 
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         print(f"dist-wandb: the output could not be written: {problem.strerror}.", file=sys.stderr)
         return 1
-    except sync.EndedError as error:
+    except uploads.EndedError as error:
         print(f"dist-wandb: ended by {error.by.name}. {_CONTINUES}", file=sys.stderr)
         return 128 + error.by
     except KeyboardInterrupt:

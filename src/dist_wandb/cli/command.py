@@ -146,7 +146,6 @@ def working(what: str) -> Iterator[None]:
 
 
 def table() -> Table:
-    """Return an empty table with a line below its headings."""
     return Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -214,7 +213,7 @@ def print_json(value: Any, shown: Callable[[str], str] = str) -> None:
     print(json.dumps(_json_value(value, shown), indent=2, allow_nan=False))
 
 
-def _json_value(value: Any, shown: Callable[[str], str] = str) -> Any:
+def _json_value(value: Any, shown: Callable[[str], str]) -> Any:
     if isinstance(value, float) and not math.isfinite(value):  # JSON has no numbers for them
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
@@ -230,18 +229,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
     Blocks are scaled between the smallest and the largest value; a constant series is a line at half height.
     """
     series = trend_of(values, width)
-    finite = [value for value in series if math.isfinite(value)]
-    if not finite:
-        return _GAP * len(series)
-    low, high = min(finite), max(finite)
-    return "".join(_block(value, low, high) for value in series)
+    halves = [value / 2 for value in series if math.isfinite(value)]  # the difference of two floats may overflow
+    low, high = min(halves, default=0.0), max(halves, default=0.0)
 
+    def block(value: float) -> str:
+        if not math.isfinite(value):
+            return _GAP
+        if low == high:
+            return _BLOCKS[len(_BLOCKS) // 2 - 1]
+        return _BLOCKS[min(int((value / 2 - low) / (high - low) * len(_BLOCKS)), len(_BLOCKS) - 1)]
 
-def _block(value: float, low: float, high: float) -> str:
-    if not math.isfinite(value):
-        return _GAP
-    half_range = high / 2 - low / 2  # halved, because the difference of two floats may overflow
-    if half_range == 0:
-        return _BLOCKS[len(_BLOCKS) // 2 - 1]
-    height = (value / 2 - low / 2) / half_range
-    return _BLOCKS[min(int(height * len(_BLOCKS)), len(_BLOCKS) - 1)]
+    return "".join(map(block, series))

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby, islice
 from pathlib import Path
@@ -239,59 +239,44 @@ def _is_empty(path: Path) -> bool:
 
 def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
     """Show runs until they end, as cards on a terminal, else with a line for each change; return their last state."""
-    followed = _Followed(directories, ids, patterns)
+    runs: list[LocalRun] = []
+    names = {f"run-{run_id}.wandb" for run_id in ids}
     if not out.is_terminal:
-        return followed.until_end(lambda runs: _print_lines(out, runs, patterns))
+        for runs in _states(directories, names, patterns):
+            _print_lines(out, runs, patterns)
+        return runs
     with Live(console=out, auto_refresh=False, transient=True) as live:
-        return followed.until_end(
-            lambda runs: live.update(
-                Group(*(part for run in runs for part in card(run, patterns, out.width))), refresh=True
-            )
-        )
+        for runs in _states(directories, names, patterns):
+            live.update(Group(*(part for run in runs for part in card(run, patterns, out.width))), refresh=True)
+    return runs
 
 
-class _Followed:
-    """The files of the followed runs, including files of ranks that start later. Arguments as in `follow`."""
-
-    def __init__(self, directories: Sequence[Path], ids: Iterable[str], metrics: Sequence[str]) -> None:
-        self._files: dict[Path, _FollowedFile] = {}
-        self._names = {f"run-{run_id}.wandb" for run_id in ids}
-        self._directories = directories
-        self._metrics = metrics
-
-    def until_end(self, show: Callable[[list[LocalRun]], None]) -> list[LocalRun]:
-        """Call `show` with the runs after each change; return their last state."""
-        searched = changed = -_SEARCH
-        while True:
-            now = time.monotonic()
-            if now - searched >= _SEARCH:
-                self._search()
-                searched = now
-            files = list(self._files.values())
-            has_news = sum(file.read() for file in files) > 0
-            runs = brought_together(run for file in files if (run := file.stored()))
-            if has_news:
-                changed = now
-                show(runs)
-            has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
-            writers = [writer for run in runs for writer in run.writers]
-            if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - changed > _LATE_ENDS):
-                return runs
-            if files and all(file.is_read and not _is_empty(file.path) for file in files):
-                errors = [in_words(file.error, file.path) for file in files if file.error]
-                if errors:
-                    raise DistWandbError("; ".join(errors))
-                return runs
-            time.sleep(_INTERVAL)
-
-    def _search(self) -> None:
-        """Follow new files, and try files again from which nothing could be read."""
-        found, _ = files_below(self._directories)
-        for path, directory in found.items():
-            known = self._files.get(path)
-            is_dead = known is not None and known.is_read and known.stored() is None
-            if path.name in self._names and (known is None or is_dead) and len(self._files) < _MOST_FILES:
-                self._files[path] = _FollowedFile(path, directory, self._metrics)
+def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]) -> Iterator[list[LocalRun]]:
+    """Yield the runs of the files with these names, also of ranks that start later, after each change until the end."""
+    files: dict[Path, _FollowedFile] = {}
+    searched = changed = -_SEARCH
+    while True:
+        now = time.monotonic()
+        if now - searched >= _SEARCH:
+            for path, directory in files_below(directories)[0].items():
+                is_new = path not in files or (files[path].is_read and files[path].stored() is None)
+                if path.name in names and is_new and len(files) < _MOST_FILES:
+                    files[path] = _FollowedFile(path, directory, metrics)
+            searched = now
+        has_news = sum(file.read() for file in files.values()) > 0
+        runs = brought_together(run for file in files.values() if (run := file.stored()))
+        if has_news:
+            changed = now
+            yield runs
+        has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
+        writers = [writer for run in runs for writer in run.writers]
+        if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - changed > _LATE_ENDS):
+            return
+        if files and all(file.is_read and not _is_empty(file.path) for file in files.values()):
+            if errors := [in_words(file.error, file.path) for file in files.values() if file.error]:
+                raise DistWandbError("; ".join(errors))
+            return
+        time.sleep(_INTERVAL)
 
 
 class _FollowedFile:
@@ -322,9 +307,7 @@ class _FollowedFile:
 
     def stored(self) -> StoredRun | None:
         """Return the current state of the run; `None` before its first record."""
-        if not self._contents.run:
-            return None
-        return self._contents.as_run(self.path, [], self._directory)
+        return self._contents.as_run(self.path, [], self._directory) if self._contents.run else None
 
 
 def _print_lines(out: Console, runs: Iterable[LocalRun], patterns: Sequence[str]) -> None:

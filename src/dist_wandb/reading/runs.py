@@ -158,7 +158,19 @@ class LocalRun:
         Raises:
             ReadError: See `history`.
         """
-        return summary_of(part for writer in reversed(self.writers) for part in writer.parts)
+        summary: dict[str, Any] = {}
+        for part in (part for writer in reversed(self.writers) for part in writer.parts):  # later values replace others
+            for kind, contents in read_records(part.path, skipped=("stats", "output_raw"), within=part.directory):
+                changes = contents if kind == "summary" else {}
+                # A killed process may have written no summary of its last rows.
+                update = contents if kind == "history" else changes.get("update", {})
+                for name, value in update.items():
+                    is_kept = name in summary or len(summary) < MOST_METRICS
+                    if name[:1] != "_" and is_kept and len(name) <= _LONGEST_NAME:
+                        summary[name] = value
+                for name in changes.get("remove", ()):
+                    summary.pop(name, None)
+        return summary
 
     def history(
         self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None
@@ -359,23 +371,6 @@ def rows_of(files: Iterable[StoredRun], names: Sequence[str]) -> Iterator[list[A
         for row in rows_in(file.path, file.directory):
             if any(name in row for name in names[1:]):
                 yield [row.get(name) for name in names]
-
-
-def summary_of(files: Iterable[StoredRun]) -> dict[str, Any]:
-    """Read the summary of a run from its files, without W&B's own names. Values of later files replace earlier ones."""
-    summary: dict[str, Any] = {}
-    for file in files:
-        for kind, contents in read_records(file.path, skipped=("stats", "output_raw"), within=file.directory):
-            changes = contents if kind == "summary" else {}
-            # A killed process may have written no summary of its last rows.
-            update = contents if kind == "history" else changes.get("update", {})
-            for name, value in update.items():
-                is_kept = name in summary or len(summary) < MOST_METRICS
-                if name[:1] != "_" and is_kept and len(name) <= _LONGEST_NAME:
-                    summary[name] = value
-            for name in changes.get("remove", ()):
-                summary.pop(name, None)
-    return summary
 
 
 def _library(name: str) -> Any:

@@ -109,11 +109,6 @@ class StoredRun:
             return None
         return "job", self.project or "", self.group or sidecar.group or "", sidecar.base_id or ""
 
-    @property
-    def label(self) -> str | None:
-        """The writer's name within a shared run; `None` in an ordinary run."""
-        return self.sidecar.label if self.sidecar else None
-
 
 def read_run(
     path: str | os.PathLike[str],
@@ -220,7 +215,12 @@ class Contents:
     def add(self, record: Record) -> None:
         kind, contents = record
         if kind == "history":
-            self._add_row(contents)
+            self.rows += 1
+            metrics, (numbers, _) = self.metrics, numbers_and_media(contents)
+            for name, number in numbers.items():
+                metrics[name].append(number)
+            if not self.rows % _BETWEEN_CHECKS and sum(map(len, metrics.values())) > MOST_VALUES:
+                raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
         elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = contents
             self.branches |= bool(contents.get("branch_point"))
@@ -277,14 +277,6 @@ class Contents:
             step_axis=self.step_axis,
             branches=self.branches,
         )
-
-    def _add_row(self, row: Mapping[str, Any]) -> None:
-        self.rows += 1
-        metrics, (numbers, _) = self.metrics, numbers_and_media(row)
-        for name, number in numbers.items():
-            metrics[name].append(number)
-        if not self.rows % _BETWEEN_CHECKS and sum(map(len, metrics.values())) > MOST_VALUES:
-            raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
 
 
 class _Metrics(dict[str, "array[float]"]):

@@ -78,17 +78,13 @@ def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise 
     console output are counted by line breaks, so the cut may be a few lines off with progress bars, which write a line
     several times. Raises as `records` does.
     """
-    history, events, console = first.history, first.events, first.console
+    left = {_HISTORY: first.history, _STATS: first.events, _OUTPUT_RAW: first.console}
     end = b""
     copy.write(FILE_HEADER)
     for record, parts in records(opened):
-        kind = next((number for number, *_ in parts if number in (_HISTORY, _STATS, _OUTPUT_RAW)), 0)
-        if kind == _HISTORY and history > 0:
-            history -= 1
-        elif kind == _STATS and events > 0:
-            events -= 1
-        elif kind == _OUTPUT_RAW and console > 0:
-            console -= _line_breaks(record, parts)
+        kind = next((number for number, *_ in parts if number in left), 0)
+        if left.get(kind, 0) > 0:
+            left[kind] -= _line_breaks(record, parts) if kind == _OUTPUT_RAW else 1
         else:
             kept = record if revise is None else revise(record, parts)
             if any(number == _EXIT for number, *_ in parts):
@@ -224,7 +220,6 @@ def write_record(opened: BinaryIO, record: bytes) -> None:
 
 
 def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
-    """Return the number of line breaks in a record of console output."""
     with suppress(MalformedError):
         return sum(
             record.count(b"\n", begin, end)

@@ -1,12 +1,12 @@
 """Read the records of a ``.wandb`` file: W&B has no Python reader, and a file may come from an untrusted source.
 
-A record is a message ``Record`` of W&B's ``wandb_internal.proto``. Only the fields in `KINDS` are decoded, and without
-protobuf, because parsing a hostile message with it takes 44 times its size in memory. Nearly all bytes of a large file
-are history rows: items with a name and a value in JSON. So a row of plain numbers is split by one pattern, and its
-numbers are parsed together. Names of nested mappings are joined by dots; numbers without a fraction are integers.
+A record is a message ``Record`` of W&B's ``wandb_internal.proto``. Only the fields in `KINDS` are decoded. Nearly all
+bytes of a large file are history rows: items with a name and a value in JSON. So a row of plain numbers is split by one
+pattern, and its numbers are parsed together. Names of nested mappings are joined by dots; numbers without a fraction
+are integers.
 
-Protobuf would also be slower: a file of 27 MB is read in 0.55 s, and with `wandb.proto` in 0.9 to 1.05 s, without what
-it takes to confine that to another process.
+Protobuf is not used (see `record_file.py`), and would also be slower: a file of 27 MB is read in 0.55 s, and with
+`wandb.proto` in 0.9 to 1.05 s, without what it takes to confine that to another process.
 """
 
 from __future__ import annotations
@@ -150,7 +150,6 @@ class Decoder:
         return {name: number if number % 1 else whole(number) for name, number in zip(known, numbers, strict=True)}
 
     def _any_row(self, content: bytes) -> dict[str, Any]:
-        """Decode a row with any values."""
         found = _message(content, {_ITEM: ("item", lambda pieces: _items(pieces, self._known))})
         return _with_floats(found.get("item", {}))
 

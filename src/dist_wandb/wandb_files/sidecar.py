@@ -154,19 +154,16 @@ def end_stall(path: str, seconds: float) -> None:
 
 def stalls_of(directories: Iterable[Directory]) -> tuple[list[StoredStall], int]:
     """Return the last stalls in the directories of a run's writers, the oldest first, and the number of all."""
-    found: Mapping[Path, Directory] = dict(one for each in directories for one in _stalls_in(each).items())
+    found: dict[Path, Directory] = {}
+    for run in directories:
+        with suppress(OSError, ReadError), run.opened("files") as folder, os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, _MOST_ENTRIES)]
+            found |= {run.path / "files" / name: run for name in names if _STALL.fullmatch(name)}
     stalls = []
     for path in sorted(found, key=lambda path: path.name)[-_MOST_STALLS:]:
         with suppress(OSError, ReadError):
             stalls.append(_read_stall(path, found[path]))
     return stalls, len(found)
-
-
-def _stalls_in(run: Directory) -> dict[Path, Directory]:
-    with suppress(OSError, ReadError), run.opened("files") as folder, os.scandir(folder) as entries:
-        names = [entry.name for entry in islice(entries, _MOST_ENTRIES)]
-        return {run.path / "files" / name: run for name in names if _STALL.fullmatch(name)}
-    return {}
 
 
 def _read_stall(path: Path, within: Directory) -> StoredStall:

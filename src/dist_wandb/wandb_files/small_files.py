@@ -146,7 +146,7 @@ def own_directory(path: Path) -> int:
     owner for all files. Raises `ReadError` if it is not a directory or has another owner, and `OSError`.
     """
     _check(path, path.lstat(), kind=stat.S_IFDIR)
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    handle = os.open(path, FOLDER)
     try:
         found = os.fstat(handle)
         owner = os.getuid()
@@ -162,22 +162,22 @@ def own_directory(path: Path) -> int:
     return owner
 
 
-def parse_json(content: str | bytes, *, depth: int = DEPTH) -> Any:
-    """Parse JSON, as text or in UTF-8. Raises `ValueError` if it is malformed, or nested deeper than `depth`."""
-    if is_deeper(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"), depth):
-        raise ValueError(f"lists and objects are nested deeper than {depth}")
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON, as text or in UTF-8. Raises `ValueError` if it is malformed, or nested deeper than `DEPTH`."""
+    if is_deeper(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")):
+        raise ValueError(f"lists and objects are nested deeper than {DEPTH}")
     return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
 
 
-def is_deeper(content: bytes, depth: int = DEPTH) -> bool:
-    """Return whether lists and objects in JSON are nested deeper. The result for other content is undefined."""
-    if content.count(b"[") + content.count(b"{") <= depth:
+def is_deeper(content: bytes) -> bool:
+    """Return whether JSON is nested deeper than `DEPTH`. The result for other content is undefined."""
+    if content.count(b"[") + content.count(b"{") <= DEPTH:
         return False
     # Linear passes in C instead of recursion.
     marks = content.replace(rb"\\", b"").replace(rb"\"", b"").translate(_AS_ONE_KIND, _NO_MARKS)
     outside_strings = marks.replace(b'""', b"").split(b'"')[::2]  # two adjacent strings count as one
     brackets = b"".join(outside_strings)
-    for _ in range(depth):
+    for _ in range(DEPTH):
         before, brackets = len(brackets), brackets.replace(b"[]", b"")
         if len(brackets) == before:  # no pairs are left
             break

@@ -63,14 +63,7 @@ def test_a_run_is_read_completely(write_run: WriteRun) -> None:
     path = write_run(HEADER, RUN, history(loss=2.0, acc=0.5), history(loss=1.0), history(loss=1.5), ended())
     run = read_run(path)
     assert (run.path, run.run_id, run.name, run.project, run.group) == (path, "abc", "night", "digits", "sweep")
-    assert (run.state, run.exit_code, run.rows, run.problems, run.sidecar, run.label) == (
-        "finished",
-        0,
-        3,
-        (),
-        None,
-        None,
-    )
+    assert (run.state, run.exit_code, run.rows, run.problems, run.sidecar) == ("finished", 0, 3, (), None)
     assert list(run.metrics) == ["acc", "loss"]
     loss = run.metrics["loss"]
     assert (loss.count, loss.last, loss.smallest, loss.largest, loss.trend) == (3, 1.5, 1.0, 2.0, (2.0, 1.0, 1.5))
@@ -277,4 +270,4 @@ def test_a_malformed_sidecar_is_a_problem_of_a_run_that_is_still_shown(
         read_sidecar(Directory.at(path.parent))
     assert reason in str(caught.value)
     run = read_run(path)
-    assert (run.rows, run.label, run.problems) == (1, None, (str(caught.value),))
+    assert (run.rows, run.sidecar, run.problems) == (1, None, (str(caught.value),))

@@ -1,1 +1,336 @@
-"""Write the runs below a directory as one HTML file."""
+"""``dist-wandb report``: write the W&B runs below a directory into one HTML file.
+
+A run of a report is a shared run, or a job that has a run for each rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import webbrowser
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dist_wandb import __version__
+from dist_wandb.cli.command import (
+    Command,
+    add_secrets_argument,
+    add_selection_arguments,
+    directories_and_names,
+    number_of,
+    selected,
+    working,
+)
+from dist_wandb.cli.report.charts import Drawing, axes_of, charts_of, heat_maps_of
+from dist_wandb.cli.report.files import MOST_NAMES, FileForReport
+from dist_wandb.cli.report.media import MediaReader, cell_text
+from dist_wandb.cli.report.page import (
+    Console,
+    Degraded,
+    Image,
+    Report,
+    Run,
+    Table,
+    Writer,
+    check_target,
+    plain,
+    plotly_script,
+    write_page,
+)
+from dist_wandb.cli.report.thinning import Budget
+from dist_wandb.cli.uploads.plan import is_uploaded
+from dist_wandb.errors import ConfigurationError, ReadError, visible
+from dist_wandb.reading.runs import LocalRun, brought_together
+from dist_wandb.reading.selection import flattened
+from dist_wandb.reading.stragglers import findings
+from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
+from dist_wandb.wandb_files.finding import files_below, natural_order
+from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_files
+from dist_wandb.wandb_files.records import read_records
+from dist_wandb.wandb_files.sidecar import stalls_of
+
+_STRETCHES = 120_000  # of all curves together: about 6 MB of the page
+_ROOM_FOR_MEDIA = 4 * 2**20  # bytes
+_MOST_CONFIG, _LONGEST_NAME = 2000, 200
+_SHOWN_VALUES = 8  # of one name of the config, if writers differ
+_LINES_OF_CONSOLE = 20_000  # of one run
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_selection_arguments(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, default="report.html", help="the file to write (%(default)s)"
+    )
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument(
+        "--metric",
+        action="append",
+        metavar="GLOB",
+        help="only metrics whose name matches, such as 'val/*'; may be given several times",
+    )
+    add_secrets_argument(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    output: Path = arguments.output
+    directories, names = directories_and_names(arguments.what)
+    is_selective = names or arguments.last or arguments.state or arguments.where
+    choose = (lambda runs: selected(runs, names, arguments)) if is_selective else None
+    plotly_script()  # fails before the runs are read, which may take long
+    try:
+        check_target(output)
+        with working("reading the runs"):
+            metrics, by_values = arguments.metric or ("*",), bool(arguments.where)
+            report = build(directories, metrics, secrets=arguments.secrets, choose=choose, by_values=by_values)
+            size = write_page(report, output)
+    except OSError as error:
+        raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None
+    for reason in report.unreadable:
+        print(f"not readable: {visible(reason)}")
+    print(f"{number_of(len(report.runs), 'run')} in {visible(str(output))} ({size / 1e6:.1f} MB)")
+    if arguments.open and not webbrowser.open(output.resolve().as_uri()):
+        print("No browser could be started. Open the file in a browser.")
+    return 1 if report.unreadable else 0
+
+
+def build(
+    directories: Sequence[Path],
+    metrics: Sequence[str] = ("*",),
+    *,
+    secrets: bool = False,
+    choose: Callable[[list[LocalRun]], list[LocalRun]] | None = None,
+    by_values: bool = False,
+) -> Report:
+    """Read the runs below directories, or ``.wandb`` files, of those that `choose` returns; raise `ReadError` if none.
+
+    The runs of `choose` have their metrics if `by_values`, which costs one more reading of all rows.
+    """
+    paths, unseen = files_below(directories)
+    refused: dict[Path, ReadError] = {}
+    if choose is not None:
+        runs, refused = read_files(paths, metrics=("*",) if by_values else None)
+        kept = {path for run in choose(brought_together(runs)) for path in run.files}
+        paths = {path: within for path, within in paths.items() if path in kept}
+    budget = Budget(_STRETCHES)
+
+    def read(path: Path) -> FileForReport:
+        file = FileForReport(budget, metrics)
+        problems: list[str] = []
+        for record in read_records(path, problems, skipped=("summary",), within=paths[path]):
+            file.add(record)
+        file.end(path, problems, paths[path])
+        if not secrets:  # the page may be handed on
+            file.stored = replace(file.stored, config=redacted(file.stored.config))
+            file.facts = {name: _without_secrets(fact) for name, fact in file.facts.items()}
+        return file
+
+    found, unreadable = read_each(paths, read)
+    errors = (*refused.values(), *unreadable.values(), *(error for _, error in unseen))
+    problems = [str(error) for error in errors]
+    below = " or ".join(repr(str(directory)) for directory in directories)
+    if not found and (problems or choose is None):
+        raise ReadError(f"None of the runs below {below} can be read. {' '.join(problems[:5])}")
+    if not found:
+        raise ConfigurationError(f"No run below {below} is selected. Give other names, --where or --state.")
+    return Report(
+        directories=[str(directory) for directory in directories],
+        made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        version=__version__,
+        runs=sections(found, MediaReader(_ROOM_FOR_MEDIA)),
+        unreadable=problems[:100],
+    )
+
+
+def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
+    """Return the runs of a report, newest first within their groups."""
+    by_path = {file.stored.path: file for file in files}
+    together: dict[tuple[str, ...], list[FileForReport]] = defaultdict(list)
+    for run in brought_together(file.stored for file in by_path.values()):
+        for writer in run.writers:
+            first = writer.parts[0]
+            key = first.job or ("run", first.project or "", first.run_id)
+            together[key] += [by_path[part.path] for part in writer.parts]
+    runs = [_section(sorted(group, key=_rank), media) for group in together.values()]
+    runs.sort(key=lambda run: natural_order(run.name))
+    runs.sort(key=lambda run: run.started or "", reverse=True)
+    runs.sort(key=lambda run: (run.project or "", run.group or ""))
+    return runs
+
+
+def _rank(file: FileForReport) -> tuple[bool, int]:
+    """A sort key: primaries first, then by rank. The order of one writer's files is kept."""
+    sidecar = file.stored.sidecar
+    is_other = sidecar is not None and sidecar.shared and not sidecar.primary
+    return is_other, sidecar.global_rank if sidecar else 0
+
+
+def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
+    first = files[0].stored
+    job = first.job
+    names = [_writer_name(file.stored, len(files)) for file in files]
+    named = list(zip(names, files, strict=True))
+    world = first.sidecar.world_size if first.sidecar else None
+    drawing = Drawing(named, job is not None, world)
+    images: list[Image] = []
+    tables: list[Table] = []
+    missed: list[str] = []
+    for name, file in named:
+        found, more, notes = media.read(file.rows.media, file.stored)
+        images += found
+        tables += more
+        missed += [f"{note} ({name})" if len(files) > 1 else note for note in notes]
+    del missed[50:]
+    progresses = [file.rows.progress for file in files]
+    if left_out := max(len(file.rows.left_out) for file in files):
+        missed.insert(
+            0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
+        )
+    facts, differing = _together([_facts_of(file) for file in files], names)
+    config, more_differing = _together([_flat(file.stored.config) for file in files], names)
+    started = _text(min((file.stored.started for file in files if file.stored.started), default=None))
+    run_id = plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
+    states = {file.stored.state for file in files}
+    state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
+    return Run(
+        name=run_id if job else _text(first.name) or run_id,
+        run_id=run_id,
+        project=_text(first.project),
+        group=_text(first.group),
+        started=started,
+        state=state,
+        mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
+        world=world,
+        rows=sum(progress.rows for progress in progresses),
+        writers=[_writer(name, file) for name, file in named],
+        degraded=Degraded(
+            sum(progress.degraded for progress in progresses),
+            max(progress.most for progress in progresses),
+            sorted(span for progress in progresses for span in progress.spans)[:100],
+        ),
+        facts=facts,
+        config=config,
+        differing=[*differing, *more_differing],
+        axes=axes_of(drawing, started),
+        charts=charts_of(drawing.metrics),
+        system=charts_of(drawing.system),
+        heat=heat_maps_of(drawing),
+        slowest=drawing.slowest(),
+        findings=findings(drawing.timings(), world or 0),
+        images=images,
+        tables=tables,
+        console=_console(named),
+        notes=missed,
+    )
+
+
+def _writer_name(stored: StoredRun, of: int) -> str:
+    sidecar = stored.sidecar
+    if sidecar is None or sidecar.world_size == 1:
+        return "the run" if of == 1 else plain(stored.path.parent.name)[:_LONGEST_NAME]
+    if sidecar.run_mode == "auto" and sidecar.shared and not sidecar.primary:
+        return plain(sidecar.label or f"node {sidecar.node_rank}")
+    return f"rank {sidecar.global_rank}"
+
+
+def _writer(name: str, file: FileForReport) -> Writer:
+    stored, sidecar = file.stored, file.stored.sidecar
+    stalls, count = stalls_of([stored.directory])
+    more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
+    problems = (*more, *(f"stood still {stall}" for stall in stalls), *stored.problems)
+    return Writer(
+        name=name,
+        label=sidecar.label if sidecar else None,
+        node=sidecar.node_rank if sidecar else None,
+        primary=sidecar.primary if sidecar else True,
+        state=stored.state,
+        exit_code=stored.exit_code,
+        rows=file.rows.progress.rows,
+        last=file.rows.progress.last,
+        uploaded=is_uploaded(stored),
+        problems=list(map(plain, problems)),
+    )
+
+
+def _console(files: Sequence[tuple[str, FileForReport]]) -> list[Console]:
+    each = max(50, _LINES_OF_CONSOLE // len(files))
+    consoles = []
+    for name, file in files:
+        lines = list(file.console.lines)[-each:]
+        if lines:
+            consoles.append(Console(name, lines, file.console.count - len(lines)))
+    return consoles
+
+
+def _facts_of(file: FileForReport) -> dict[str, str]:
+    """Return what is known of a run beside its config, as text."""
+    stored, facts = file.stored, file.facts
+    known: dict[str, Any] = {"tags": ", ".join(stored.tags), "job type": stored.job_type, **facts}
+    if "command" in facts:
+        known["command"] = shlex.join(map(str, facts["command"]))
+    return {name: cell_text(value) for name, value in known.items() if value}
+
+
+def _without_secrets(fact: str | list[str]) -> str | list[str]:
+    """Return a fact as `redacted` does; of a command, also without values whose options name secrets."""
+    if isinstance(fact, str):
+        return str(redacted(fact))
+    shown, option = [], ""
+    for argument in map(str, fact):
+        name, equals, value = argument.partition("=")
+        if equals and is_secret(name, _number_in(value)):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            is_hidden = option and not argument.startswith("--") and is_secret(option, _number_in(argument))
+            shown.append(HIDDEN if is_hidden else without_passwords(str(redacted(argument))))
+        option = argument if argument.startswith("-") and not equals else ""
+    return shown
+
+
+def _number_in(text: str) -> float | str:
+    """Return the number that an argument is, which the name of an option such as ``--max-tokens`` makes no secret."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the config of the first file, with all values of names that differ between files; and these names."""
+    shown: dict[str, str] = {}
+    differing = []
+    for name in dict.fromkeys(name for config in configs for name in config):
+        if len(shown) == _MOST_CONFIG:
+            break
+        values = [config.get(name, "(not set)") for config in configs]
+        shown[name] = values[0]
+        if len(set(values)) > 1:
+            differing.append(name)
+            texts = [f"{writer}: {value}" for writer, value in zip(names, values, strict=True)]
+            more = [f"and {len(texts) - _SHOWN_VALUES} more"] if len(texts) > _SHOWN_VALUES else []
+            shown[name] = " · ".join([*texts[:_SHOWN_VALUES], *more])
+    return shown, differing
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, str]:
+    return {plain(name)[:_LONGEST_NAME]: cell_text(value) for name, value in islice(flattened(config), _MOST_CONFIG)}
+
+
+def _text(value: str | None) -> str | None:
+    return None if value is None else plain(value)[:_LONGEST_NAME]
+
+
+COMMAND = Command(
+    name="report",
+    summary="write W&B runs into one HTML file that compares them",
+    description="Write the W&B runs below directories into one HTML file that needs no network: a table that compares "
+    "the runs, curves with the ranks' spread, who is slow and when, system metrics, config, media and console. Needs "
+    "plotly: pip install 'dist-wandb[report]'. Nothing is uploaded or changed. Exit code 1 if a run cannot be read.",
+    example="wandb --where 'lr>=0.1' --open",
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -146,7 +146,7 @@ def _chart(name: str, drawn: _MetricCurves) -> Chart:
         line=line,
         band=(low, high) if low and high else None,
         ranks=lines,
-        last=shortened(curves[0].last) if curves else math.nan,
+        last=shortened(curves[0].last),
         least=shortened(min((stretch.smallest[1] for stretch in flat), default=math.nan)),
         most=shortened(max((stretch.largest[1] for stretch in flat), default=math.nan)),
         gaps=sum(curve.gaps for curve in curves),
@@ -172,17 +172,15 @@ def _band(ranks: Sequence[Sequence[Stretch]]) -> tuple[Line, Line, Line]:
 
 def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
     """Return the heat maps of the metrics that name a rank or have a line for each rank: timings first, system last."""
-    curves = [*drawing.metrics.items(), *((f"system: {name}", drawn) for name, drawn in drawing.system.items())]
-    made: list[tuple[str, Callable[[], HeatMap | None]]] = [
-        (name, partial(_heat_map, name, drawn)) for name, drawn in curves if len(drawn.ranks) > 1
-    ]
-    shown = {name for name, _ in made}  # with the ranks' own values
-    made += [(name, partial(one.heat_map, drawing.world)) for name, one in drawing.blames.items() if name not in shown]
-    made.sort(key=lambda named: (_importance(named[0]), natural_order(named[0])))
+    makers: dict[str, Callable[[], HeatMap | None]]
+    makers = {name: partial(blame.heat_map, drawing.world) for name, blame in drawing.blames.items()}
+    # Of a metric that has both, the ranks' own values are shown.
+    curves = drawing.metrics | {f"system: {name}": drawn for name, drawn in drawing.system.items()}
+    makers |= {name: partial(_heat_map, name, drawn) for name, drawn in curves.items() if len(drawn.ranks) > 1}
     found: list[HeatMap] = []
     room = _MOST_HEAT_CELLS
-    for _, make in made:
-        heat = make() if len(found) < _MOST_HEAT_MAPS else None
+    for name in sorted(makers, key=lambda name: (_importance(name), natural_order(name))):
+        heat = makers[name]() if len(found) < _MOST_HEAT_MAPS else None
         room -= sum(map(len, heat.cells)) if heat else 0
         if found and room < 0:
             break

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -14,7 +13,7 @@ from typing import Any
 
 from dist_wandb.cli.report.media import LoggedMedia
 from dist_wandb.cli.report.page import plain
-from dist_wandb.cli.report.thinning import Blame, Budget, Curve
+from dist_wandb.cli.report.thinning import LARGEST, Blame, Budget, Curve
 from dist_wandb.reading.stragglers import RANK
 from dist_wandb.settings.reduction import BUSY, DEGRADED
 from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
@@ -25,7 +24,6 @@ MOST_NAMES = 2000  # largest number of metrics that the page shows of one file
 _LONGEST_NAME = 200  # characters
 _MOST_SPANS = 50
 _MOST_BLAMES = 200
-_LARGEST = sys.float_info.max
 TIME = "_timestamp"  # W&B's name of the time of a row, in seconds since the epoch
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
@@ -171,7 +169,7 @@ class Rows:
 
 def _is_position(value: float) -> bool:
     """Return whether a value is finite as a float, and so can be a position on an x axis."""
-    return -_LARGEST <= value <= _LARGEST
+    return -LARGEST <= value <= LARGEST
 
 
 class ConsoleTail:
@@ -230,7 +228,7 @@ class FileForReport:
             self.console.add(contents.get("line") or "")
         elif kind == "environment":
             self._environment |= contents
-        elif kind in ("run", "config", "exit"):
+        else:
             self._contents.add(record)
 
     def end(self, path: Path, problems: list[str], directory: Directory) -> None:

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from itertools import islice, zip_longest
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from dist_wandb.cli.report.page import Image, Table, plain
 from dist_wandb.errors import ReadError
@@ -28,8 +28,7 @@ _MOST_ROWS, _MOST_COLUMNS, _LONGEST_CELL = 100, 30, 200
 _IMAGE, _IMAGES, _TABLE = "image-file", "images/separated", "table-file"
 
 Logged = tuple[float, dict[str, Any]]
-_PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_HEADER = b"\0\0\0\x0dIHDR"  # length and kind of the first chunk, which begins with the size
+_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"  # with length and kind of the first chunk, which begins with the size
 _LARGEST_SIDE = 16_384
 _MOST_PIXELS = 64 * 2**20
 _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive
@@ -84,8 +83,9 @@ class MediaReader:
             if picture is None:
                 self._misses["images that are not valid PNG or JPEG files"] += 1
             elif self._reserve(len(content) * 4 // 3, "images"):
-                uri = f"data:{picture.kind};base64,{base64.b64encode(content).decode('ascii')}"
-                yield Image(name, x, uri, plain(caption)[:_LONGEST_CELL], picture.width, picture.height)
+                kind, width, height = picture
+                uri = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+                yield Image(name, x, uri, plain(caption)[:_LONGEST_CELL], width, height)
 
     def _table(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Table]:
         content = self._content(value.get("path"), _LARGEST_TABLE, of)
@@ -152,7 +152,6 @@ def table_of(name: str, x: float, content: object) -> Table:
 
 
 def cell_text(value: object) -> str:
-    """Return a value as text of limited length."""
     if isinstance(value, str):
         return plain(value)[:_LONGEST_CELL]
     if isinstance(value, dict) and isinstance(value.get("_type"), str):
@@ -165,30 +164,20 @@ def cell_text(value: object) -> str:
         return "[value]"
 
 
-class Picture(NamedTuple):
-    """Media type and size in pixels of a checked image."""
-
-    kind: str
-    width: int
-    height: int
-
-
-def checked(content: bytes) -> Picture | None:
-    """Return type and size of an image; `None` if the bytes are not a valid PNG or JPEG."""
-    found = _png(content) if content.startswith(_PNG) else _jpeg(content)
-    if found is None or not (0 < found.width <= _LARGEST_SIDE and 0 < found.height <= _LARGEST_SIDE):
+def checked(content: bytes) -> tuple[str, int, int] | None:
+    """Return media type, width and height of an image; `None` if the bytes are not a valid PNG or JPEG."""
+    if content.startswith(_PNG):
+        has_size = len(content) > len(_PNG) + 8
+        kind, size = "image/png", struct.unpack_from(">II", content, len(_PNG)) if has_size else None
+    else:
+        kind, size = "image/jpeg", _size_of_jpeg(content)
+    if size is None or not (0 < size[0] <= _LARGEST_SIDE and 0 < size[1] <= _LARGEST_SIDE):
         return None
-    return found if found.width * found.height <= _MOST_PIXELS else None
+    return (kind, *size) if size[0] * size[1] <= _MOST_PIXELS else None
 
 
-def _png(content: bytes) -> Picture | None:
-    begin, end = len(_PNG), len(_PNG) + len(_PNG_HEADER)
-    has_size = content[begin:end] == _PNG_HEADER and len(content) > end + 8
-    return Picture("image/png", *struct.unpack_from(">II", content, end)) if has_size else None
-
-
-def _jpeg(content: bytes) -> Picture | None:
-    """Parse the segments of a JPEG up to its first scan."""
+def _size_of_jpeg(content: bytes) -> tuple[int, int] | None:
+    """Parse the segments of a JPEG up to its first scan; return width and height."""
     if not content.startswith(b"\xff\xd8"):
         return None
     position, size = 2, None
@@ -196,8 +185,9 @@ def _jpeg(content: bytes) -> Picture | None:
         marker = content[position + 1]
         (length,) = struct.unpack_from(">H", content, position + 2)
         if marker in _JPEG_FRAMES and position + 9 <= len(content):
-            size = struct.unpack_from(">HH", content, position + 5)
+            height, width = struct.unpack_from(">HH", content, position + 5)
+            size = width, height
         if marker == _START_OF_SCAN:
-            return Picture("image/jpeg", size[1], size[0]) if size else None
+            return size
         position += 2 + max(2, length)
     return None

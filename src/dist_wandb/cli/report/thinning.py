@@ -26,7 +26,7 @@ Point = tuple[float, float]
 
 MOST_STRETCHES = 512  # largest number of stretches of one curve
 _FEWEST_STRETCHES = 16
-_LARGEST = sys.float_info.max
+LARGEST = sys.float_info.max  # of a value that can be drawn
 _MOST_PARTS = 128  # of the x axis
 _MOST_RANKS = 1024  # of one heat map
 _LARGEST_RANK = 1_000_000
@@ -93,7 +93,7 @@ class Curve:
     def add(self, x: float, y: float) -> None:
         """Add a point. A value that is not finite leaves a gap, and is counted."""
         self.last = y
-        if -_LARGEST <= y <= _LARGEST:
+        if -LARGEST <= y <= LARGEST:
             self._x.append(x)
             self._y.append(y)
             if len(self._y) >= 2 * MOST_STRETCHES:

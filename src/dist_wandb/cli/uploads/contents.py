@@ -270,7 +270,6 @@ _Change = Callable[[int, int], bytes]
 
 
 def _mapped(message: bytes, start: int, stop: int, changes: dict[int, _Change]) -> bytes:
-    """Return a message with the contents of some fields changed."""
     written: list[bytes] = []
     position = start
     for number, first, begin, end in fields(message, start, stop, _MOST_FILES):
@@ -350,7 +349,6 @@ class _Revision:
         return _mapped(self.record, start, stop, {_LOCAL_PATH: local_path})
 
     def _local_path(self, name: str, digests: set[bytes]) -> str:
-        """Return the path from which a file of an artifact is uploaded."""
         rules, path = self.rules, Path(name)
         is_allowed = path.is_absolute() and ".." not in path.parts and "\0" not in name
         top = next((top for top in rules.folders if is_allowed and top in path.parents), None)

@@ -89,7 +89,7 @@ def remember(file: UploadFile) -> None:
 
 def upload(
     file: UploadFile,
-    on_progress: Callable[[int], None] = lambda _rows: None,  # repeatedly gets the number of confirmed history rows
+    on_progress: Callable[[int], None] = lambda _rows: None,  # repeatedly gets the number of newly confirmed rows
     say: Callable[[str], None] = lambda _text: None,  # gets a line for the user about what the upload waits for
     summary: Summary | None = None,  # of the run's earlier files, kept by the caller for all files of a run
 ) -> Outcome:
@@ -130,15 +130,12 @@ class _Attempt:
             self._state.keep_sync_state(source)
         finally:
             shutil.rmtree(copy, ignore_errors=True)
-        outcome = _outcome(file, self._sent(), output)
+        outcome = _outcome(file, read_attempt(self._directory), output)
         if outcome.problem is None:
             with suppress(OSError, ReadError):  # W&B's mark, for ``wandb clean``; the directory may be read-only
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
                 os.close(open_ordinary(mark_of(file.path), flags, mode=0o644, within=file.run.directory))
         return outcome
-
-    def _sent(self) -> Sent:
-        return read_attempt(self._directory)
 
     def _copy(self, target: Path, summary: Summary) -> None:
         """Make the private copy of a run's directory. Its file lacks confirmed lines and damaged records."""
@@ -192,7 +189,7 @@ class _Attempt:
             try:
                 name_owner(lock, process.pid)  # it may outlive this process
                 while process.poll() is None:
-                    sent = self._sent()
+                    sent = read_attempt(self._directory)
                     self._follow(sent)
                     if sent.refused:  # W&B's client would try again for two minutes
                         self._end(process)
@@ -206,7 +203,7 @@ class _Attempt:
 
     def _follow(self, sent: Sent) -> None:
         """Report progress, and why W&B's client sends a request again."""
-        self._on_progress(self._file.sent.lines.history + sent.lines.history)
+        self._on_progress(sent.lines.history)
         is_due = sent.tries > self._told_of and time.monotonic() - self._told_at > _PAUSE
         if not sent.refused and (sent.retried not in self._told or is_due):
             self._told.add(sent.retried)
@@ -215,7 +212,7 @@ class _Attempt:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """End ``wandb sync``, and wait for its child process, which ends on its own and logs until then."""
-        sent = self._sent()
+        sent = read_attempt(self._directory)
         try:
             if sent.unsure:  # W&B's client drops a request when it is ended, and nobody knows what has arrived
                 self.say(
@@ -239,10 +236,11 @@ class _Attempt:
 
     def _wait(self, is_over: Callable[[Sent, float], bool]) -> Sent:
         """Read the log until it has ended, or `is_over` says so of it and of the seconds without a new entry."""
-        sent, quiet_since, deadline = self._sent(), time.monotonic(), time.monotonic() + _TIME_TO_END
+        sent, quiet_since = read_attempt(self._directory), time.monotonic()
+        deadline = quiet_since + _TIME_TO_END
         while not (sent.ended or is_over(sent, time.monotonic() - quiet_since) or time.monotonic() > deadline):
             time.sleep(_PAUSE_IN_LOG)
-            after = self._sent()
+            after = read_attempt(self._directory)
             if after != sent:
                 sent, quiet_since = after, time.monotonic()
         return sent

@@ -83,10 +83,6 @@ class UploadRun:
     entity: str | None = None  # owner; `None` for the user's default
 
     @property
-    def is_shared(self) -> bool:
-        return self.files[0].run.shared_as is not None
-
-    @property
     def is_uploaded(self) -> bool:
         return all(file.is_uploaded for file in self.files)
 
@@ -94,11 +90,6 @@ class UploadRun:
     def is_uploaded_by_log(self) -> bool:
         """Whether nothing is left to upload, and W&B's log is the only evidence for some file."""
         return self.is_uploaded and any(file.by_log for file in self.files)
-
-    @property
-    def describing(self) -> StoredRun:
-        """The file that determines the run's name, config and tags: the last one."""
-        return self.files[-1].run
 
 
 def is_complete(sent: Sent, run: StoredRun) -> bool:
@@ -133,7 +124,6 @@ def rules_of(file: UploadFile) -> Rules:
 
 
 def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
-    """Yield reasons to refuse the upload of these files as one run."""
     yield from _copies(runs)
     shared = [run.shared_as for run in runs if run.shared_as is not None]
     if not shared:
@@ -169,14 +159,13 @@ def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
     starts: dict[tuple[str | None, str], list[Path]] = defaultdict(list)
     for run in runs:
         if run.started:
-            starts[run.label, run.started].append(run.path.parent)
+            starts[run.sidecar.label if run.sidecar else None, run.started].append(run.path.parent)
     for copies in starts.values():
         if len(copies) > 1:
             yield f"{_named(copies, ' and ')} are copies of one file: their rows would be uploaded {len(copies)} times."
 
 
 def _named(found: Sequence[object], between: str) -> str:
-    """Name what was found, the first of many."""
     return between.join(map(str, found[:_NAMED])) + (" and others" if len(found) > _NAMED else "")
 
 
@@ -189,7 +178,7 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
     with suppress(OSError):
         if run.exit_code is None and now - run.path.stat().st_mtime < _IS_LIVE_FOR:
             yield f"{run.path.parent} is still being written: it has no end, and changed less than a minute ago. Wait."
-    if run.branches and file.run.shared_as and file.run.shared_as.world_size > 1 and not sent.attempts:
+    if run.branches and run.shared_as and run.shared_as.world_size > 1 and not sent.attempts:
         yield (
             f"{run.path.parent} begins by rewinding or forking the shared run, after the files of its other ranks were "
             "sent: W&B would drop what they have logged after that point. Rewind or fork with access to the server, or "
@@ -255,7 +244,6 @@ def _first(lines: Sequence[str], file: UploadFile, what: str) -> Iterator[str]:
 
 
 def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
-    """Yield remarks about the upload of these files as one run."""
     for file in files:
         run, sent = file.run, file.sent
         if run.problems:

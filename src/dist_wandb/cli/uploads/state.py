@@ -188,16 +188,15 @@ class FileState:
 
     def uploader(self) -> str | None:
         """Return the process that is uploading the file now, as ``"pid 4711"``; `None` if there is none."""
-        with suppress(FileNotFoundError), _lock_file(self.directory) as handle:
-            return _lock_or_holder(handle)
+        with suppress(FileNotFoundError), _lock_of(self.directory) as (_, holder):
+            return holder
         return None
 
     @contextmanager
     def locked(self) -> Iterator[int]:
         """Hold the lock of the file; yield the descriptor. Raises `UploadError` if another process holds it."""
         _make_private(self.directory)
-        with _lock_file(self.directory, os.O_CREAT) as handle:
-            holder = _lock_or_holder(handle)
+        with _lock_of(self.directory, os.O_CREAT) as (handle, holder):
             if holder is not None:
                 raise UploadError(f"{self._path}: {another_upload(holder)}")
             name_owner(handle, os.getpid())
@@ -250,8 +249,8 @@ def remove_left_copies() -> None:
     except (OSError, RuntimeError):
         return
     for copy in left:
-        with suppress(OSError, ReadError), _lock_file(copy.parents[1]) as handle:
-            if _lock_or_holder(handle) is None:
+        with suppress(OSError, ReadError), _lock_of(copy.parents[1]) as (_, holder):
+            if holder is None:
                 shutil.rmtree(copy)
 
 
@@ -260,23 +259,20 @@ def another_upload(holder: str) -> str:
 
 
 @contextmanager
-def _lock_file(directory: Path, flags: int = 0) -> Iterator[int]:
+def _lock_of(directory: Path, flags: int = 0) -> Iterator[tuple[int, str | None]]:
+    """Lock a folder's lock file; yield the descriptor, and the holder if another process has locked it."""
     handle = open_ordinary(directory / "lock", os.O_RDWR | flags, owner=os.getuid())
     try:
-        yield handle
+        holder = None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid, _, host = os.pread(handle, _LONGEST_OWNER, 0).decode(errors="replace").strip().partition(" ")
+            where = "" if host == socket.gethostname()[:64] else f" on {host}"
+            holder = f"pid {pid}{where}" if pid else "by an unknown process"  # the latter has just locked it
+        yield handle, holder
     finally:
         os.close(handle)
-
-
-def _lock_or_holder(handle: int) -> str | None:
-    """Lock an open lock file; return its holder if another process has locked it."""
-    with suppress(BlockingIOError):
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return None
-    pid, _, host = os.pread(handle, _LONGEST_OWNER, 0).decode(errors="replace").strip().partition(" ")
-    if not pid:  # it has just been locked
-        return "by an unknown process"
-    return f"pid {pid}" if host == socket.gethostname()[:64] else f"pid {pid} on {host}"
 
 
 def _make_private(directory: Path) -> None:

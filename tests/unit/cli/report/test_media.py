@@ -12,8 +12,7 @@ import pytest
 from record_files import end, header, run, write_run
 from report_runs import history, jpeg, png
 
-from dist_wandb.cli.report import media
-from dist_wandb.cli.report.building import build
+from dist_wandb.cli.report import build, media
 from dist_wandb.cli.report.media import checked
 from dist_wandb.wandb_files.small_files import read_small
 

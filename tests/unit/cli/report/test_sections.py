@@ -11,7 +11,7 @@ from offline_runs import sidecar_record
 from record_files import end, header, row, run, write_run
 from report_runs import definition, history, png, reduced_run, shared_run, sweep, timed_run
 
-from dist_wandb.cli.report.building import build
+from dist_wandb.cli.report import build
 from dist_wandb.cli.report.files import ConsoleTail
 from dist_wandb.cli.report.page import Chart, Run, plain
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall

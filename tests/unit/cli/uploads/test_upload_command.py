@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from upload_runs import CONFIRMED, ENDED, log_of_attempt, of_rank, recorded, rows, stored
 
-from dist_wandb.cli import main, sync
+from dist_wandb.cli import main, uploads
 from dist_wandb.cli.uploads import plan as plan_module
 from dist_wandb.cli.uploads.execution import Outcome
 from dist_wandb.cli.uploads.plan import UploadFile
@@ -33,18 +33,18 @@ class Sync:
         self.outcomes: dict[str, Outcome] = {}
         self.server = SERVER
         self.monkeypatch, self.capsys = monkeypatch, capsys
-        monkeypatch.setattr(sync, "upload", self._upload)
-        monkeypatch.setattr(sync, "destination", lambda _: self.server)
+        monkeypatch.setattr(uploads, "upload", self._upload)
+        monkeypatch.setattr(uploads, "destination", lambda _: self.server)
 
     def __call__(self, *runs: StoredRun, options: str = "", errors: dict[Path, ReadError] | None = None) -> int:
-        self.monkeypatch.setattr(sync, "runs_below", lambda _, **__: (list(runs), list((errors or {}).items())))
+        self.monkeypatch.setattr(uploads, "runs_below", lambda _, **__: (list(runs), list((errors or {}).items())))
         return main(["sync", *options.split(), "somewhere"])
 
     def out(self) -> str:
         return self.capsys.readouterr().out
 
     def _upload(self, file: UploadFile, on_progress: Callable[[int], None], *_: Any) -> Outcome:
-        name = f"{file.run.run_id} {file.run.label or ''}".rstrip()
+        name = f"{file.run.run_id} {file.run.shared_as.label if file.run.shared_as else ''}".rstrip()
         self.of.append(name)
         on_progress(file.run.rows)
         return self.outcomes.get(name, Outcome(Sent(Lines(file.run.rows)), "https://server/exp", None))
@@ -140,7 +140,7 @@ def test_an_interrupt_has_its_own_exit_code(tmp_path: Path, syncing: Sync) -> No
     def interrupted(*_: Any) -> Outcome:
         raise KeyboardInterrupt
 
-    syncing.monkeypatch.setattr(sync, "upload", interrupted)
+    syncing.monkeypatch.setattr(uploads, "upload", interrupted)
     assert syncing(stored(tmp_path)) == 130
     assert "continues after the rows" in syncing.capsys.readouterr().err
 
@@ -163,7 +163,7 @@ def test_for_an_online_run_the_log_is_named_as_the_source(tmp_path: Path, syncin
 def test_a_signal_ends_an_upload_as_an_interrupt_does(tmp_path: Path, syncing: Sync, name: str, code: int) -> None:
     """A signal used to end only this process, and the upload continued."""
     number = signal.Signals[name]
-    syncing.monkeypatch.setattr(sync, "upload", lambda *_: signal.raise_signal(number))
+    syncing.monkeypatch.setattr(uploads, "upload", lambda *_: signal.raise_signal(number))
     before = signal.signal(number, signal.SIG_DFL)
     try:
         assert syncing(stored(tmp_path)) == code

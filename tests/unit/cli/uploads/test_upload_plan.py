@@ -35,8 +35,7 @@ def test_the_primary_comes_last_and_ends_the_run(tmp_path: Path) -> None:
     run = planned(*(of_rank(tmp_path, rank, world_size=3) for rank in range(3)))
     assert order(run) == [f"rank-{rank}/offline-run-1-exp" for rank in (1, 2, 0)]
     assert [file.finishes for file in run.files] == [False, False, True]
-    assert (run.is_shared, run.refusals, run.notes) == (True, (), ())
-    assert run.describing is run.files[-1].run
+    assert (run.refusals, run.notes) == ((), ())
 
 
 def test_only_the_last_file_of_a_restarted_shared_run_ends_it(tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ def test_an_online_run_is_refused_if_its_log_does_not_show_what_arrived(
 def test_unequal_descriptions_are_reported(tmp_path: Path) -> None:
     run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
     assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
-    assert run.describing.name == "nm"
+    assert run.files[-1].run.name == "nm"
 
 
 HOSTILE_LOGS: dict[str, tuple[Callable[[Path], None], str]] = {
