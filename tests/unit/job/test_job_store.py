@@ -145,8 +145,11 @@ def test_the_store_of_torchruns_agent_is_used_without_a_process_group() -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_restarted_job_does_not_see_earlier_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_session_and_a_restarted_job_do_not_see_earlier_values(monkeypatch: pytest.MonkeyPatch) -> None:
     find(0).publish("key", "value")
+    another = JobStore.find("another", rank(1), PATIENCE)
+    assert another is not None
+    assert another.try_get("key") is None
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert find(1).try_get("key") is None
 

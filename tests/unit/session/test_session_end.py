@@ -244,3 +244,15 @@ def test_a_signal_handler_may_finish_while_a_row_is_logged(job: Job, fake_wandb:
     with pytest.raises(ConfigurationError, match="after the session was finished"):
         sessions[0].log({"loss": 1.0})
     assert fake_wandb.runs[0].rows == []
+
+
+def test_finishing_the_run_keeps_the_limit_of_the_session(fake_wandb: FakeWandb, job: Job) -> None:
+    """This waits first for the last rows and then for the others' ends, both within one `finish_timeout`."""
+    first, _ = job(TWO, limits={"finish_timeout": 6.0})
+    exchange: Any = vars(first)["_exchange"]
+    late = mock.Mock(side_effect=lambda *_, **__: time.sleep(0.3))
+    with mock.patch.multiple(exchange, flush=late, close=mock.DEFAULT) as patched:
+        first.run.finish()
+    exchange.close(0.1)
+    assert fake_wandb.runs[0].exit_codes == [None]
+    assert patched["close"].call_args.args[0] <= 6.0 - 0.3

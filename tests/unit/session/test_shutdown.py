@@ -39,10 +39,14 @@ def test_the_primary_of_a_shared_run_ends_last(job: Job, fake_wandb: FakeWandb, 
     ending = threading.Thread(target=first.finish)
     ending.start()
     time.sleep(0.2)
+    another = threading.Thread(target=first.finish)  # also waits for the end, which happens once
+    another.start()
     second.finish()
     assert ended == [1]
+    assert another.is_alive()
     third.finish()
     ending.join(20)
+    another.join(20)
     assert ended == [1, 2, 0]
     assert len(fake_wandb.runs) == 3
 

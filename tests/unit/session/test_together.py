@@ -58,6 +58,22 @@ def test_in_third_place_a_bool_is_commit_and_a_number_the_weight(job: Job, fake_
     eventually(lambda: [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0, 1.5])
 
 
+def test_two_open_sessions_do_not_mix_and_end_in_any_order(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+    one, options = job(TWO), Options(reduce="sum", limits=Limits(finish_timeout=30.0, heartbeat=0.05))
+
+    def work(rank: int) -> None:
+        two = open_session(options, {}, integration="test", topology=TWO[rank], number=2)
+        for step in range(5):
+            for session in (one[rank], two) if rank else (two, one[rank]):
+                session.log({"loss": float(step + rank)}, step=step, commit=True)
+        for session in (one[rank], two) if rank else (two, one[rank]):
+            session.finish()
+
+    on_ranks(2, work)
+    means, sums = ([row["loss"] for row in run.rows] for run in fake_wandb.runs)
+    assert (means, sums) == ([step + 0.5 for step in range(5)], [2.0 * step + 1 for step in range(5)])
+
+
 def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(TWO, reduce={"tokens": "sum", "lr": "first"}, spread="loss")
     for rank, session in enumerate(sessions):

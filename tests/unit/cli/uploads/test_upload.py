@@ -336,3 +336,10 @@ def test_a_directory_that_is_replaced_after_planning_is_not_uploaded(tmp_path: P
     shared.symlink_to(private.path.parent / ("files" if what == "files" else ""))
     with pytest.raises(UploadError, match=r"was replaced by another directory|is a symbolic link"):
         upload(run.files[0])
+
+
+def test_an_endless_sync_state_file_is_refused(tmp_path: Path, wandb_sync: Path) -> None:
+    run = stored(tmp_path)
+    (run.path.parent / "run-exp.wandb.syncstate").symlink_to("/dev/zero")
+    with pytest.raises(UploadError, match=r"run-exp\.wandb\.syncstate is a symbolic link"):
+        uploaded(wandb_sync, planned(run), rows(5), CONFIRMED, *ENDED)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dist_wandb.cli.uploads.contents import copy_files, entries_below
+from dist_wandb.cli.uploads.contents import copy_file, copy_files, entries_below
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.wandb_files.small_files import KINDS, Directory
 
@@ -98,3 +98,13 @@ def test_deeply_nested_folders_are_refused(files: Path) -> None:
         deep.mkdir()
     with pytest.raises(ReadError, match="more than 32 folders are nested"):
         copied(files)
+
+
+def test_no_link_on_the_way_to_a_file_is_followed(files: Path, tmp_path: Path) -> None:
+    """Such as one that has replaced the file, or its folder, since they were listed."""
+    (files / "shown").symlink_to(files / "media")
+    (files / "large").symlink_to(files / "media" / "large.mp4")
+    for path in (files / "shown" / "large.mp4", files / "large"):
+        with pytest.raises((OSError, ReadError), match=r"shown|is a symbolic link"):
+            copy_file(path, tmp_path / "two", Directory.at(files))
+    assert not (tmp_path / "two").exists()

@@ -320,6 +320,22 @@ def test_unauthenticated_clients_do_not_block_children(kind: str, served: Served
     assert longest < 15
 
 
+def test_a_fork_closes_the_sockets_of_the_relay(served: Served) -> None:
+    """Otherwise other children would not notice that the session's process was killed, and block."""
+    child = served.child()
+    assert child.flush()
+    parts: Any = vars(served.relay)
+    (connection,) = parts["_connections"]
+
+    def work() -> None:
+        served.relay.after_fork()
+        assert connection.closed
+        assert parts["_listener"].fileno() == -1
+
+    assert in_fork(work) == 0
+    assert child.flush(), "the session's own are open"
+
+
 def be_dropped(address: Address) -> None:
     """Connect without the key, and see the end of the connection before anything else."""
     with socket.socket(socket.AF_UNIX) as client:
