@@ -64,8 +64,9 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # 
         quiet: Ignored, as in wandb.
     """
     if (session := current()) is not None:
-        # A logger of Lightning's has a session of its own for the script's run, whose id a rank may never have learnt.
-        for one in [one for one in reversed(in_scope()) if one.is_current and one.id in (None, session.id)]:
+        # A logger of Lightning's has its own session for the script's run. Only then the id is read, which may wait.
+        others = [one for one in reversed(in_scope()) if one.is_current and one is not session]
+        for one in [session, *(one for one in others if one.id in (None, session.id))]:
             one.finish(exit_code)
     elif run_metadata.running_run():
         run_metadata.of_wandb("finish")(exit_code)

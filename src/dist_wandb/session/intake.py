@@ -133,7 +133,7 @@ class Intake:
         if not leads or type(given) is not int or given < 0:
             given = None
         if leads and self._watched:
-            metrics = self._with_watched(metrics, given, commit)
+            metrics = self._with_watched(metrics, step, commit)
         if given is not None:
             self._last = given, 0
         times = self.sections.due_timings(metrics, step) if leads and commit is not False else {}

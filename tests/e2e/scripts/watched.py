@@ -19,7 +19,7 @@ else:
     dist.init_process_group("gloo")
 wandb: Any = module
 for kind in sys.argv[1:]:
-    for how in ("steps", "counted"):
+    for how in ("steps", "counted", "axis"):
         model = torch.nn.Linear(1, 1, bias=False)
         wandb.init(project="p", dir=f"{kind}/{how}", **ARGUMENTS.get(kind, {}))
         wandb.watch(model, log="gradients", log_freq=1)
@@ -27,6 +27,7 @@ for kind in sys.argv[1:]:
             for _ in range(2):  # two backward passes for each call
                 model.zero_grad()
                 (model(torch.ones(1, 1)) * step).sum().backward()
-            wandb.log({"loss": float(step)}, **({"step": step} if how == "steps" else {}))
+            axis = {"global_step": step} if how == "axis" else {}
+            wandb.log({"loss": float(step), **axis}, **({"step": step} if how == "steps" else {}))
         wandb.unwatch(model)
         wandb.finish()
