@@ -19,6 +19,7 @@ from accelerate import accelerator as accelerators
 from accelerate.tracking import GeneralTracker
 
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
+from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
     from dist_wandb.accelerate.tracker import DistWandbTracker
@@ -172,7 +173,9 @@ def _init_trackers(
         return
     ours = _own_arguments(self, init_kwargs)
     if config is not None:  # published for ranks that join later; it is set again below
-        ours["config"] = {**first, **config} if isinstance(first := ours.get("config"), dict) else first or config
+        first = ours.setdefault("config", config)
+        if first is not config and not isinstance(first, str):  # a file, which wandb reads
+            ours["config"] = {**given_values(first), **given_values(config)}
     tracker = _to_start(self, project_name, ours)
     name_as_scripts_do(tracker, self)
     if self.is_main_process:

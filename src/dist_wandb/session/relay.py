@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,14 +180,15 @@ def _listener() -> tuple[socket.socket, str]:
     for directory in filter(None, (Path(tempfile.gettempdir()), runtime_directory(), Path("/tmp"))):  # noqa: S108
         with suppress(OSError):
             private = tempfile.mkdtemp(prefix="dist-wandb-", dir=directory)  # mode 0700
-            path, listener = str(Path(private, "socket")), socket.socket(socket.AF_UNIX)
-            with suppress(OSError):
+            path = str(Path(private, "socket"))
+            with suppress(OSError), ExitStack() as unless_it_listens:
+                listener = unless_it_listens.enter_context(socket.socket(socket.AF_UNIX))
                 if len(os.fsencode(path)) <= _LONGEST:
                     listener.bind(path)
                     listener.listen(_BACKLOG)
                     listener.setblocking(False)
+                    unless_it_listens.pop_all()
                     return listener, path
-            listener.close()
             _remove(path, os.getpid())
     raise OSError
 

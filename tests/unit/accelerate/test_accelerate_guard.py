@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +156,7 @@ def test_arguments_that_cannot_be_honoured_are_refused_by_the_constructor(
     [
         (
             DistWandbTracker,
-            {"tags": ["a"], "config": {"lr": 0.2, "more": 1}},
+            {"tags": ["a"], "config": Namespace(lr=0.2, more=1)},
             {"project": "digits", "tags": ["a"], "config": {"lr": 0.1, "more": 1}},
         ),
         (

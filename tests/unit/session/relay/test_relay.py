@@ -593,12 +593,14 @@ def test_a_directory_with_a_name_too_long_for_sockets_is_avoided(
 
 
 def test_a_missing_socket_is_reported_only_by_children_that_log(
-    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with mock.patch.object(relay, "_listener", side_effect=OSError("no sockets here")), dist_wandb.init() as session:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with mock.patch.object(socket, "socket", side_effect=OSError("too many open files")), dist_wandb.init() as session:
         for _ in range(3):
             copy = through_a_pickle(session)
         assert caplog.records == []
         copy.log({"loss": 1.0})
     assert "it was not prepared for other processes" in caplog.text
     assert fake_wandb.runs[0].exit_codes == [None]
+    assert not list(tmp_path.glob("dist-wandb-*"))
