@@ -24,7 +24,7 @@ from units import HASTY, QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective, interface
+from dist_wandb.exchange import collective, interface, turns
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership import forming, generations, membership
@@ -459,6 +459,62 @@ def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.Lo
     eventually(lambda: len(unit.run.rows) >= 300)
     eventually(lambda: len(unit.exchanges[0].rounds.table.open) <= 51)
     eventually(lambda: any("more than 50 rows wait" in record.message for record in caplog.records))
+
+
+def test_log_keeps_pace_with_an_exchange_that_moves(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_STANDSTILL", 60.0)  # on a busy machine
+    unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
+    most = 0
+
+    def log(exchange: CollectiveExchange) -> None:
+        nonlocal most
+        rank = exchange._rank
+        for step in range(2000):
+            unit.log(rank, {"loss": float(rank)}, step)
+            most = max(most, exchange._worker.turns.backlog)
+
+    unit.together(log)
+    unit.close()
+    assert unit.last("loss") == dict.fromkeys(range(2000), 0.5)
+    assert most <= 50 + 256 + 64  # `log` counts them every 64th time
+
+
+def test_nan_and_infinity_are_kept_and_large_integers_are_exact(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2, reduce={"sum": "sum"})
+    for rank, nan, inf in ((0, 1.0, math.inf), (1, math.nan, 1.0)):
+        unit.log(rank, {"nan": nan, "inf": inf, "same": 2**53, "sum": 2**52}, 0)
+    unit.close()
+    (row,) = unit.run.rows
+    assert math.isnan(row["nan"])
+    assert (row["inf"], row["same"], row["sum"]) == (math.inf, 2**53, 2**53)
+
+
+def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, reduce="sum", limits=HASTY)
+    stall = Stall()
+    for step in range(3):
+        for rank in range(3):
+            unit.log(rank, {"ones": 1}, step)
+    unit.flush()
+    unit.lose_soon(1.0)
+    unit.log(2, {"stall": stall.number()}, 3)
+    for step in range(3, 6):
+        for rank in range(2):
+            unit.log(rank, {"ones": 1}, step)
+    eventually(lambda: unit.last("ones").get(5) == 2)
+    assert unit.flagged() == dict.fromkeys(range(3, 6), 1)
+    stall.over.set()
+    for step in range(3, 6):
+        unit.log(2, {"ones": 1}, step)
+    eventually(lambda: unit.last("ones") == dict.fromkeys(range(6), 3))
+    for step in range(6, 9):
+        for rank in range(3):
+            unit.log(rank, {"ones": 1}, step)
+    unit.close()
+    assert unit.last("ones") == dict.fromkeys(range(9), 3)
+    assert unit.flagged().keys() == set(range(3, 6)), "rows after its return are complete"
 
 
 def test_no_rank_is_waited_for_after_a_failure(ranks: Callable[..., Ranks]) -> None:
