@@ -15,7 +15,6 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.membership.generations import Generation, Presence, least_wait
 from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Outcome
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.ranges import named
@@ -27,6 +26,7 @@ _log = logging.getLogger("dist_wandb")
 
 UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
 PRIMARY = 0  # its index in the unit
+NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished
 _MOST_NAMES = 3  # listed by name
 _MOST_DOUBLINGS = 10
 _MOST_COUNTS = 4  # that a message lists

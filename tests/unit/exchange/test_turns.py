@@ -13,10 +13,9 @@ from dist_wandb.exchange import turns as turns_module
 from dist_wandb.exchange.interface import Demand, Flush, Lifecycle
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.rows import Contribution
-from dist_wandb.exchange.turns import Inbox, Turns
+from dist_wandb.exchange.turns import Inbox, Pacer, Turns
 from dist_wandb.settings.options import Limits
 
 LIMITS = Limits(heartbeat=3.0, max_pending_rows=300)
