@@ -35,8 +35,7 @@ import torch.distributed as dist
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from dist_wandb.exchange import interface
-from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport.group import destroy_closed
+from dist_wandb.exchange.transport import destroy_closed, gloo
 from dist_wandb.job import connection, timed_caller
 from dist_wandb.job.timed_caller import UnansweredError
 

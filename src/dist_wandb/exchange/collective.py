@@ -30,15 +30,15 @@ from typing import cast
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Demand, Exchange, Flush, Phase, grace_of_failed, is_set_within, write_rest
+from dist_wandb.exchange.membership import Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.membership import Situation
 from dist_wandb.exchange.participation import Cycle, Participation
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, PRIMARY, UNOPENED, Context, Messages, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport.group import BrokenError, Group, destroy_closed
+from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed
 from dist_wandb.exchange.turns import Inbox, Pacer, Turns
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.settings.options import Limits

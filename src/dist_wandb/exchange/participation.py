@@ -20,14 +20,14 @@ from typing import Any
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Phase
+from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
-from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.protocol.calls import Intent, is_attached
 from dist_wandb.exchange.protocol.rounds import Offers, Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row, decoded, encoded
 from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
-from dist_wandb.exchange.transport.group import Group
+from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.timed_caller import Interval, TimedCaller

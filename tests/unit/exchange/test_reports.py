@@ -16,7 +16,7 @@ from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row, encoded
 from dist_wandb.exchange.reports import Context, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport.group import Group
+from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
 from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun

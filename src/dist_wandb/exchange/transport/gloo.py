@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport.group import BrokenError, Group, members_of, slices_of, undestroyed
+from dist_wandb.exchange.transport import BrokenError, Group, members_of, slices_of, undestroyed
 from dist_wandb.job.timed_caller import TimedCaller, UnansweredError
 from dist_wandb.payloads.framing import Bytes, memory
 
