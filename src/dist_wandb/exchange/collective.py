@@ -213,7 +213,7 @@ class Worker:
         self._context = context
         self._rounds = rounds
         self._hooks = hooks
-        self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer, self.messages)
+        self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer)
 
     def run(self) -> None:
         """Take part in rounds until all ranks close, then write the remaining rows; the target of the thread."""

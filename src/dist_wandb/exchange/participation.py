@@ -259,8 +259,7 @@ class Participation:
         """Catch up with the others' state when a generation began; return whether all ranks were done then."""
         if generation.source in (None, self._context.unit.index) or not generation.follows(self.generation):
             return False
-        checkpoint = self.joined.generations.checkpoint_before(generation)
-        return checkpoint is not None and self._cycle.catch_up(checkpoint)
+        return self._cycle.catch_up(self.joined.generations.checkpoint_before(generation))
 
     def recover(self, generation: Generation) -> Generation:
         closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write

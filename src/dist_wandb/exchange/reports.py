@@ -85,7 +85,6 @@ class Reports(Notices):
 
 
 def report_lost(rank: int, lost: Mapping[str, int]) -> None:
-    """Report how many values of a rank are lost, by the cause in words."""
     causes = ", ".join(f"{number} {cause}" for cause, number in lost.items() if number)
     if causes:
         _log.warning("dist_wandb: rank %d has lost values: %s.", rank, causes)
@@ -120,7 +119,6 @@ class Context:
         return self.unit.global_rank
 
     def warn(self, kind: str, message: str) -> None:
-        """Log a warning, once for its kind."""
         self.reports.warn(kind, message)
 
 
@@ -246,6 +244,13 @@ class Messages:
             )
         if outcome.uneven and self._context.rows.writes:
             self._uneven(outcome.uneven)
+        if outcome.crowded:
+            self._context.warn(
+                "pending",
+                f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, "
+                "or are behind. The oldest rows are written without these ranks, and again once they log them. See "
+                "max_pending_rows.",
+            )
 
     def _uneven(self, counts: Mapping[str, Mapping[int, int]]) -> None:
         name, of_name = next(iter(counts.items()))
@@ -290,22 +295,6 @@ class Messages:
                     f"{why}"
                 ),
             )
-
-    def many_open(self) -> None:
-        self._context.warn(
-            "pending",
-            f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, or "
-            "are behind. The oldest rows are written without these ranks, and again once they log them. See "
-            "max_pending_rows.",
-        )
-
-    def many_unsent(self) -> None:
-        self._context.warn(
-            "outbox",
-            f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
-            f"{self._context.limits.max_pending_rows} wait, so log takes as long as the exchange of a row. Log less "
-            "often.",
-        )
 
     def too_late(self, *, was_awaited: bool) -> None:
         """Warn that the others have ended their sessions; no other message reports what is lost by this."""

@@ -137,14 +137,14 @@ class Posting:
         step, x, commit = contribution.step, contribution.x, contribution.commit
         own = self._own_of(contribution) if self._writes else None
         if (lanes := self._lanes(contribution)) is not None:
-            return rounds.post(contribution.metrics, lanes, step, x, now, own).names
+            return rounds.outbox.post(contribution.metrics, lanes, step, x, now, own).names
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
         if self._writes and mine:
             own, mine = Own(mine, commit, contribution.follows), {}
         if unit or others or own:
             numbers = [*unit.values(), *(NO_NUMBER for _ in others)]
-            call = rounds.post([*unit, *others], lanes_of(numbers), step, x, now, own)
+            call = rounds.outbox.post([*unit, *others], lanes_of(numbers), step, x, now, own)
             for key in call.cells() if others else ():
                 if key.name in others:
                     self._rows.attachments.of(others[key.name]).keep(key, others[key.name])

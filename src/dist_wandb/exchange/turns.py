@@ -36,7 +36,7 @@ from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import NOTHING
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, Context, Messages
+from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, Context
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.options import Limits
 
@@ -234,12 +234,11 @@ class Pacer:
 class Turns:
     """One rank's turns in the rounds."""
 
-    def __init__(self, context: Context, rounds: Rounds, inbox: Inbox, pacer: Pacer, messages: Messages) -> None:
+    def __init__(self, context: Context, rounds: Rounds, inbox: Inbox, pacer: Pacer) -> None:
         self._context = context
         self._rounds = rounds
         self._inbox = inbox
         self._pacer = pacer
-        self._messages = messages
         self._awaits = False
         self._most: int = context.limits.max_pending_rows + _MANY
         self._room = self._most  # how many rows may wait at present
@@ -305,7 +304,12 @@ class Turns:
             elif inbox.flushes:
                 rounds.intent = Intent.PAUSING
         if self.backlog > self._context.limits.max_pending_rows:
-            self._messages.many_unsent()
+            self._context.warn(
+                "outbox",
+                f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
+                f"{self._context.limits.max_pending_rows} wait, so log takes as long as the exchange of a row. Log "
+                "less often.",
+            )
 
     def give_up_overdue(self) -> None:
         """Stop waiting for ranks that do not contribute to rows of others."""
@@ -319,8 +323,6 @@ class Turns:
         self._awaits = outcome.awaits and not self._rounds.settled
         has_taken = outcome.taken > 0 or not self._rounds.outbox.waiting
         self._pacer.end_round(time.monotonic(), has_taken=has_taken, is_flushing=bool(self._inbox.flushes))
-        if outcome.crowded:
-            self._messages.many_open()
         self.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
 
     def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:

@@ -61,14 +61,13 @@ class Rank:
         writing = SimpleNamespace(end_row=lambda: None, due=0)
         context: Any = SimpleNamespace(lifecycle=self.lifecycle, limits=LIMITS, rows=SimpleNamespace(writing=writing))
         inbox: Any = self.inbox
-        unused: Any = None
-        self.turns = Turns(context, self.rounds, inbox, Pacer(LIMITS, 100.0), unused)
+        self.turns = Turns(context, self.rounds, inbox, Pacer(LIMITS, 100.0))
 
     def sleep(self, seconds: float) -> None:
         self.clock[0] += seconds
 
     def log(self) -> None:
-        self.rounds.post(["loss"], lanes_of([number_of(1.0)]), None, -1, self.clock[0])
+        self.rounds.outbox.post(["loss"], lanes_of([number_of(1.0)]), None, -1, self.clock[0])
 
     def put(self) -> float:
         """Log, as a user's thread does; return for how many seconds it waits."""

@@ -298,11 +298,7 @@ class Membership:
     ) -> Generation:
         """Claim the generation after a broken one, with the members that published their `rounds` and are not gone."""
         departures = self.presence.departures
-        known = {
-            **rounds,
-            **departures.rounds.get(generation.number, {}),
-            **rounds,
-        }  # if equal, one that is here
+        known = {**rounds, **departures.rounds.get(generation.number, {}), **rounds}  # if equal, one that is here
         source = max(known, key=known.__getitem__)
         members = tuple(sorted(rounds.keys() - departures.known.keys()))
         finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
@@ -371,12 +367,7 @@ class Membership:
         return {self.presence.learn(Arrival(*arrival)) for arrival in join_requests.values} - set(generation.members)
 
     def leave(
-        self,
-        generation: Generation | None,
-        checkpoint: Checkpoint,
-        how: str,
-        *,
-        is_closed: bool = False,
+        self, generation: Generation | None, checkpoint: Checkpoint, how: str, *, is_closed: bool = False
     ) -> None:
         """Publish that this rank is gone, and `how`, as in `Departure`.
 

@@ -43,7 +43,6 @@ def destroy_closed() -> None:
 
 
 def members_of(contents: Iterable[bytes]) -> dict[bytes, frozenset[int]]:
-    """Return the distinct contents, each with its members."""
     members: dict[bytes, list[int]] = {}
     for member, content in enumerate(contents):
         members.setdefault(content, []).append(member)

@@ -145,12 +145,10 @@ class TreeGroup(Group):
 
     @property
     def collectives(self) -> int:
-        """How many collectives this member has taken part in."""
         return sum(group.collectives for group in self._groups)
 
     @property
     def bytes_given(self) -> int:
-        """How many bytes this member has contributed to them."""
         return sum(group.bytes_given for group in self._groups)
 
 
