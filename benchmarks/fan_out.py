@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from dist_wandb.exchange.transport import group as groups
+from dist_wandb.exchange import transport as groups
 from dist_wandb.exchange.transport import tree
 from dist_wandb.exchange.transport.gloo import GlooGroup
 

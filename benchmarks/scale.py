@@ -54,7 +54,7 @@ import torch.distributed as dist
 from benchmarks import common, scale_rank
 from benchmarks.scale_rank import Job
 
-from dist_wandb.exchange.transport import group as groups
+from dist_wandb.exchange import transport as groups
 from dist_wandb.settings.reduction import DEGRADED
 
 _MOST_SHOWN = 5  # warnings and errors

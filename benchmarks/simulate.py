@@ -35,7 +35,7 @@ import pytest
 import torch
 from benchmarks import common
 
-from dist_wandb.exchange.transport import group as groups
+from dist_wandb.exchange import transport as groups
 from dist_wandb.exchange.transport import tree
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology

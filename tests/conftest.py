@@ -28,8 +28,7 @@ from hypothesis import HealthCheck, settings
 from units import live_exchanges
 from wandb_server import WandbServer
 
-from dist_wandb.exchange import interface
-from dist_wandb.exchange.protocol import pacing
+from dist_wandb.exchange import interface, turns
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.job import job_identity, leftovers
 from dist_wandb.job.job_store import JobStore
@@ -296,7 +295,7 @@ def fake_wandb(
     monkeypatch.setattr(restart, "_started", Counter())
     monkeypatch.setattr(restart, "_notices", Notices())
     monkeypatch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
-    monkeypatch.setattr(pacing, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together
+    monkeypatch.setattr(turns, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together
     monkeypatch.chdir(tmp_path)
     return fake
 

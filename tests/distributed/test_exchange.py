@@ -24,10 +24,10 @@ from units import HASTY, QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective, interface, turns
+from dist_wandb.exchange import collective, interface, membership, turns
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Phase
-from dist_wandb.exchange.membership import forming, generations, membership
+from dist_wandb.exchange.membership import forming, generations
 from dist_wandb.exchange.membership.generations import Departures, publish_opened
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.job_store import JobStore

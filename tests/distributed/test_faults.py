@@ -14,9 +14,9 @@ from broken_collectives import Faults
 from units import QUICK, Ranks
 
 from dist_wandb import gathered
+from dist_wandb.exchange import transport as groups
 from dist_wandb.exchange.protocol import rounds
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport import group as groups
 
 IN_ONE_GROUP = ("reduce", "reduce_tensors", "tally", "collect", "send_to_first", "receive_from_first")
 IN_A_TREE = ("collect", "send_to_first", "receive_from_first")

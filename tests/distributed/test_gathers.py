@@ -15,11 +15,10 @@ import pytest
 from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange.attachments import attachment
+from dist_wandb.exchange import attachments
 from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.transport import BrokenError, gloo
 from dist_wandb.payloads import cells, gathers
 
 SMALL = 1100  # approximate bytes of a table of one row, while it is kept
@@ -177,7 +176,7 @@ def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
 def test_pending_tables_are_bounded(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachment, "_MOST_WAITING", 5000)  # two tables, each with 1 KiB besides its rows
+    monkeypatch.setattr(attachments, "_MOST_WAITING", 5000)  # two tables, each with 1 KiB besides its rows
     unit = ranks(2, limits=replace(QUICK, heartbeat=1))
     unit.write_all(lambda rank: {"table": table(rank)}, 0)
     for step in range(1, 5):
@@ -239,7 +238,7 @@ def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
 def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachment, "_MOST_DELIVERED", 8 * SMALL)
+    monkeypatch.setattr(attachments, "_MOST_DELIVERED", 8 * SMALL)
     unit = ranks(2, kind=CollectiveExchange)
     for step in range(11):
         unit.log(0, {"table": table(0)}, step)
@@ -257,7 +256,7 @@ def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
 def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachment, "_MOST_DELIVERED", 0)
+    monkeypatch.setattr(attachments, "_MOST_DELIVERED", 0)
     unit = ranks(3, limits=HASTY)
     unit.write_all(lambda rank: {"loss": 1.0, "table": table(rank)}, 0)
     stall = Stall()

@@ -17,11 +17,10 @@ from wire import Wire, wired_store
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Demand
+from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.membership import Membership
-from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport import BrokenError, GroupLayout, gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
 from dist_wandb.job import leftovers
 from dist_wandb.job.connection import StoreConnection, is_hung_up
 from dist_wandb.job.job_store import JobStore, SharedList

@@ -14,12 +14,11 @@ import torchmetrics
 from units import HASTY, QUICK, Ranks, Row, eventually, wait_for_peers
 
 from dist_wandb import gathered
+from dist_wandb.exchange import transport as groups
 from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport import group as groups
+from dist_wandb.exchange.transport import BrokenError, gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.tree import TreeGroup
 
 SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts for other ranks

@@ -117,14 +117,14 @@ def _offers() -> list[bytes]:
     machine.table.names.update(a=0, b=1, c=2, d=3)
     for step in (None, 0, 3, 6, None, 9):
         for names in ("a", "ab", "dc"):
-            machine.post(names, lanes_of([number_of(1.0)] * len(names)), step, 7 if step is None else step, 0.0)
+            machine.outbox.post(names, lanes_of([number_of(1.0)] * len(names)), step, 7 if step is None else step, 0.0)
     return [machine.offer(1.0), Rounds(0, 2).offer(0.0)]
 
 
 def _read_offers(data: bytes) -> None:
     machine = Rounds(0, 2)
     machine.table.names.update(a=0, b=1, c=2, d=3)
-    machine.post("ab", lanes_of([number_of(1.0)] * 2), 3, 3, 0.0)
+    machine.outbox.post("ab", lanes_of([number_of(1.0)] * 2), 3, 3, 0.0)
     if machine.plan({machine.offer(1.0): frozenset([0]), data: frozenset([1])}):
         machine.unpack(*machine.pack())
 

@@ -19,8 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport.group import BrokenError, members_of
+from dist_wandb.exchange.transport import BrokenError, gloo, members_of
 
 _kept: list[dist.Store] = []  # C++ keeps the store alive, but not its Python attributes
 _SLICE = 0.1  # seconds between two checks whether to stop waiting

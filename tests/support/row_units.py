@@ -104,7 +104,7 @@ class Unit:
         else:
             self.calls.append(call)
             lanes = lanes_of([number_of(value, weight) for value in values.values()])
-            self.machines[rank].post(values, lanes, step, x, self.now, own)
+            self.machines[rank].outbox.post(values, lanes, step, x, self.now, own)
         return call
 
     def log_on_all(self, values: Values, step: int | None = None) -> None:

@@ -35,8 +35,7 @@ import torch.distributed as dist
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from dist_wandb.exchange import interface
-from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport.group import destroy_closed
+from dist_wandb.exchange.transport import destroy_closed, gloo
 from dist_wandb.job import connection, timed_caller
 from dist_wandb.job.timed_caller import UnansweredError
 
@@ -571,7 +570,7 @@ def simulated(world: World) -> Iterator[None]:
         patch.setattr(timed_caller.TimedCaller, "call", call)
         patch.setattr(timed_caller._Call, "start", start)
         patch.setattr(connection, "connections_to", lambda _: set())  # the store has no sockets to search for
-        patch.setattr(interface, "remember", lambda _: None)
+        patch.setattr(interface, "_live", [])
         patch.setattr(gloo, "TimedCaller", functools.partial(_Connecting, world))
         patch.setattr(dist, "PrefixStore", PrefixStore)
         patch.setattr(dist, "ProcessGroupGloo", lambda *arguments: ProcessGroup(world, *arguments))

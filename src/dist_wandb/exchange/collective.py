@@ -5,7 +5,7 @@ time limit.
 
 The thread, whose phases `interface` describes, goes from generation to generation of `membership`: it enters one, forms
 a group, and goes through rounds until all ranks close, a member breaks off, or a rank wants to join. A rank enters a
-round when it has contributions, when cells are open, or when it was idle for a heartbeat (`protocol.pacing`).
+round when it has contributions, when cells are open, or when it was idle for a heartbeat (`turns`).
 
 It never blocks on a device. The device may itself be waiting for other ranks (a checkpoint, a validation on one of
 them), and these must not wait for this thread. `turns` polls whether values are ready, and rounds continue meanwhile.
@@ -30,17 +30,16 @@ from typing import cast
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Demand, Exchange, Flush, Phase, grace_of_failed, is_set_within, write_rest
+from dist_wandb.exchange.membership import Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.membership.membership import Situation
 from dist_wandb.exchange.participation import Cycle, Participation
 from dist_wandb.exchange.protocol.calls import Intent
-from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.reports import PRIMARY, UNOPENED, Context, Messages, Reports, report_lost
+from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, PRIMARY, UNOPENED, Context, Messages, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport.group import BrokenError, Group, destroy_closed
-from dist_wandb.exchange.turns import Inbox, Turns
+from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed
+from dist_wandb.exchange.turns import Inbox, Pacer, Turns
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
@@ -214,7 +213,7 @@ class Worker:
         self._context = context
         self._rounds = rounds
         self._hooks = hooks
-        self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer, self.messages)
+        self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer)
 
     def run(self) -> None:
         """Take part in rounds until all ranks close, then write the remaining rows; the target of the thread."""

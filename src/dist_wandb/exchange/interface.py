@@ -83,18 +83,15 @@ class Lifecycle:
         self._lock = threading.RLock()
 
     def ask(self, demand: Demand) -> None:
-        """Raise the demand, unless it is higher already."""
         with self._lock:
             self.demand = max(self.demand, demand)
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing more is put."""
         return self.demand >= Demand.CLOSE
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no other rank is waited for."""
         return self.demand >= Demand.STOP
 
     @property
@@ -130,7 +127,8 @@ class Exchange(ABC):
     def start(self) -> None:
         """Begin, once the session is complete."""
         self._thread.start()
-        remember(self)
+        _live[:] = [known for known in _live if not known.has_ended]
+        _live.append(self)
 
     @abstractmethod
     def put(self, contribution: Contribution) -> None:
@@ -276,11 +274,6 @@ def ends(lifecycle: Lifecycle, left: Callable[[], int], rank: int) -> bool:
             told, quiet = now, 2 * quiet
             _log.warning("dist_wandb: rank %d writes its last rows: %d of %d are left.", rank, rows, all_rows)
     return True
-
-
-def remember(exchange: Exchange) -> None:
-    _live[:] = [known for known in _live if not known.has_ended]
-    _live.append(exchange)
 
 
 def end_all(*, failed: bool) -> None:

@@ -20,15 +20,15 @@ from typing import Any
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Phase
+from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
-from dist_wandb.exchange.membership.membership import Membership, Situation
 from dist_wandb.exchange.protocol.calls import Intent, is_attached
-from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Offers, Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row, decoded, encoded
 from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
-from dist_wandb.exchange.transport.group import Group
+from dist_wandb.exchange.transport import Group
+from dist_wandb.exchange.turns import Pacer
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.timed_caller import Interval, TimedCaller
 
@@ -259,8 +259,7 @@ class Participation:
         """Catch up with the others' state when a generation began; return whether all ranks were done then."""
         if generation.source in (None, self._context.unit.index) or not generation.follows(self.generation):
             return False
-        checkpoint = self.joined.generations.checkpoint_before(generation)
-        return checkpoint is not None and self._cycle.catch_up(checkpoint)
+        return self._cycle.catch_up(self.joined.generations.checkpoint_before(generation))
 
     def recover(self, generation: Generation) -> Generation:
         closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write

@@ -15,7 +15,6 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.membership.generations import Generation, Presence, least_wait
 from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Outcome
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.ranges import named
@@ -27,6 +26,7 @@ _log = logging.getLogger("dist_wandb")
 
 UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
 PRIMARY = 0  # its index in the unit
+NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished
 _MOST_NAMES = 3  # listed by name
 _MOST_DOUBLINGS = 10
 _MOST_COUNTS = 4  # that a message lists
@@ -85,7 +85,6 @@ class Reports(Notices):
 
 
 def report_lost(rank: int, lost: Mapping[str, int]) -> None:
-    """Report how many values of a rank are lost, by the cause in words."""
     causes = ", ".join(f"{number} {cause}" for cause, number in lost.items() if number)
     if causes:
         _log.warning("dist_wandb: rank %d has lost values: %s.", rank, causes)
@@ -120,7 +119,6 @@ class Context:
         return self.unit.global_rank
 
     def warn(self, kind: str, message: str) -> None:
-        """Log a warning, once for its kind."""
         self.reports.warn(kind, message)
 
 
@@ -246,6 +244,13 @@ class Messages:
             )
         if outcome.uneven and self._context.rows.writes:
             self._uneven(outcome.uneven)
+        if outcome.crowded:
+            self._context.warn(
+                "pending",
+                f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, "
+                "or are behind. The oldest rows are written without these ranks, and again once they log them. See "
+                "max_pending_rows.",
+            )
 
     def _uneven(self, counts: Mapping[str, Mapping[int, int]]) -> None:
         name, of_name = next(iter(counts.items()))
@@ -290,22 +295,6 @@ class Messages:
                     f"{why}"
                 ),
             )
-
-    def many_open(self) -> None:
-        self._context.warn(
-            "pending",
-            f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, or "
-            "are behind. The oldest rows are written without these ranks, and again once they log them. See "
-            "max_pending_rows.",
-        )
-
-    def many_unsent(self) -> None:
-        self._context.warn(
-            "outbox",
-            f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
-            f"{self._context.limits.max_pending_rows} wait, so log takes as long as the exchange of a row. Log less "
-            "often.",
-        )
 
     def too_late(self, *, was_awaited: bool) -> None:
         """Warn that the others have ended their sessions; no other message reports what is lost by this."""

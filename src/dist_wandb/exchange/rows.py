@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequ
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from dist_wandb.exchange.attachments.attachment import ATTACHED, Attachments
+from dist_wandb.exchange.attachments import ATTACHED, Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Call
@@ -138,7 +138,7 @@ class Posting:
         step, x, commit = contribution.step, contribution.x, contribution.commit
         own = self._own_of(contribution) if self._writes else None
         if (lanes := self._lanes(contribution)) is not None:
-            return rounds.post(contribution.metrics, lanes, step, x, now, own).names
+            return rounds.outbox.post(contribution.metrics, lanes, step, x, now, own).names
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
         if self._writes and mine:
@@ -147,7 +147,7 @@ class Posting:
             return unit
         if unit or others or own:
             numbers = [*unit.values(), *(NO_NUMBER for _ in others)]
-            call = rounds.post([*unit, *others], lanes_of(numbers), step, x, now, own)
+            call = rounds.outbox.post([*unit, *others], lanes_of(numbers), step, x, now, own)
             for key in call.cells() if others else ():
                 if key.name in others:
                     self._rows.attachments.of(others[key.name]).keep(key, others[key.name])

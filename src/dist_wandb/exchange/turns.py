@@ -7,29 +7,47 @@ Neither the inbox nor the outbox loses a row. A script that logs faster than the
 pace once `max_pending_rows` wait, but not by ranks that stall: a round that stands still is broken off then
 (`collective`), and a call leaves the outbox when it is old (`protocol.plan`), for a table with that limit. Until then,
 or until the ranks have met (`join_timeout`), more rows may wait: one of 20 numbers takes 1.1 KiB (measured).
+
+*Due.* A rank with calls takes part in a round once the oldest of them has waited for `Limits.linger`, so that rounds
+are for many rows: a round costs as much as some rows. If the others have not offered their part of its calls, or these
+are not finished, it waits as long again, and then in the round. A rank that has nothing takes part once per heartbeat,
+so the rank that others wait for decides when the round takes place, mostly by its `log`. During a flush, rounds follow
+each other after a pause that doubles from `_FIRST_PAUSE` up to a heartbeat.
+
+*Patience.* The times of rounds are recorded while cells are open. Cells that were opened in a round longer ago than the
+patience are overdue: after a few heartbeats those of names that were never finished, after `peer_timeout` all. Time in
+which the exchange stands still does not count, because no rank could contribute in it: of a gap between two rounds, two
+heartbeats count; of an exchange of tables and images, nothing.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from operator import itemgetter
 from queue import Empty, SimpleQueue
 
 from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Flush
 from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.protocol.calls import Intent
-from dist_wandb.exchange.protocol.pacing import Pacer
+from dist_wandb.exchange.protocol.lanes import NOTHING
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.reports import Context, Messages
+from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, Context
 from dist_wandb.exchange.rows import Contribution
+from dist_wandb.settings.options import Limits
 
 _MANY_AT_ONCE = 256  # unread contributions that end the thread's lingering
 _MOST_AT_ONCE = 1024  # contributions read before the next round
 _MANY = 256  # calls that wait for no more
 _STANDSTILL = 1.5  # seconds without a row taken after which `log` waits no longer
+_FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for
+_FLUSH_HEARTBEATS = 2  # how long a flushing rank waits for others to flush as well
+_STANDSTILL_HEARTBEATS = 2  # longer gaps between two rounds are a standstill
+_APART = 0.02  # minimum seconds between two recorded times of rounds
 
 
 class Inbox:
@@ -131,15 +149,96 @@ class Inbox:
             self.flushes.remove(flush)
 
 
+class Pacer:
+    """The pace of one rank's exchange; `now` is the time in seconds, in all methods."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self.new_name_patience: float = NEW_NAME_HEARTBEATS * limits.heartbeat
+        self._limits = limits
+        self._pause = 0.0
+        self._has_taken = True
+        self._last_end = now
+        self._last_round = now
+        self._rounds: deque[tuple[int, float]] = deque()  # number and time
+        self._settled_since: float | None = None
+
+    def left(self, now: float, oldest: float | None, *, awaits: bool, is_flushing: bool) -> float:
+        """Return how long to wait for more calls before the next round, in seconds.
+
+        The oldest call that waits was posted at `oldest`. `awaits`: after the last round, rows with values of this rank
+        waited for others. `is_flushing`: a caller waits until everything is written.
+        """
+        if is_flushing:
+            due = self._last_end + self._pause
+        elif oldest is not None and self._has_taken:
+            due = oldest + self._limits.linger
+        elif oldest is not None or awaits:  # others are behind: no busy loop
+            due = self._last_end + self._limits.linger
+        else:
+            due = self._last_end + self._limits.heartbeat
+        return due - now
+
+    def end_round(self, now: float, *, has_taken: bool, is_flushing: bool) -> None:
+        """Record the end of a round, and whether all calls that were offered were taken."""
+        self._last_end, self._has_taken = now, has_taken
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), self._limits.heartbeat) if is_flushing else 0.0
+
+    def begin_round(self, now: float, number: int, oldest: int | None) -> tuple[float, float]:
+        """Record the start of a round; the oldest open cell is of the round `oldest`.
+
+        Returns the latest rounds whose cells, and all cells opened before them, are overdue, for new names and for all;
+        `NOTHING` if there are none.
+        """
+        overdue = NOTHING, NOTHING
+        if oldest is None:
+            self._rounds.clear()
+        else:
+            stood_still = now - self._last_round - _STANDSTILL_HEARTBEATS * self._limits.heartbeat
+            if stood_still > 0:
+                self._move_rounds(stood_still)
+            if not self._rounds or now - self._rounds[-1][1] >= _APART:
+                self._rounds.append((number, now))
+            while len(self._rounds) > 1 and self._rounds[1][0] <= oldest:
+                self._rounds.popleft()
+            since_new, since_all = now - self.new_name_patience, now - self._limits.peer_timeout
+            overdue = self._last_before(since_new), self._last_before(since_all)
+        self._last_round = now
+        return overdue
+
+    def _last_before(self, since: float) -> float:
+        index = bisect_right(self._rounds, since, key=itemgetter(1))
+        return self._rounds[index - 1][0] if index else NOTHING
+
+    def _move_rounds(self, seconds: float) -> None:
+        self._rounds = deque((number, at + seconds) for number, at in self._rounds)
+
+    def exclude(self, seconds: float) -> None:
+        """Exclude a time in which no rank could contribute, though none was silent."""
+        self._move_rounds(seconds)
+        self._last_round += seconds
+
+    def is_held_up(self, now: float) -> bool:
+        """Return whether the current round takes so long that some rank seems to be held up."""
+        return now - self._last_round > NEW_NAME_HEARTBEATS * self._limits.heartbeat
+
+    def has_flushed_alone(self, now: float, *, is_settled: bool) -> bool:
+        """Return whether a flushing rank has waited long enough for others to flush, once its calls are finished."""
+        if not is_settled:
+            self._settled_since = None
+            return False
+        if self._settled_since is None:
+            self._settled_since = now
+        return now - self._settled_since > _FLUSH_HEARTBEATS * self._limits.heartbeat
+
+
 class Turns:
     """One rank's turns in the rounds."""
 
-    def __init__(self, context: Context, rounds: Rounds, inbox: Inbox, pacer: Pacer, messages: Messages) -> None:
+    def __init__(self, context: Context, rounds: Rounds, inbox: Inbox, pacer: Pacer) -> None:
         self._context = context
         self._rounds = rounds
         self._inbox = inbox
         self._pacer = pacer
-        self._messages = messages
         self._awaits = False
         self._most: int = context.limits.max_pending_rows + _MANY
         self._room = self._most  # how many rows may wait at present
@@ -205,7 +304,12 @@ class Turns:
             elif inbox.flushes:
                 rounds.intent = Intent.PAUSING
         if self.backlog > self._context.limits.max_pending_rows:
-            self._messages.many_unsent()
+            self._context.warn(
+                "outbox",
+                f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
+                f"{self._context.limits.max_pending_rows} wait, so log takes as long as the exchange of a row. Log "
+                "less often.",
+            )
 
     def give_up_overdue(self) -> None:
         """Stop waiting for ranks that do not contribute to rows of others."""
@@ -219,8 +323,6 @@ class Turns:
         self._awaits = outcome.awaits and not self._rounds.settled
         has_taken = outcome.taken > 0 or not self._rounds.outbox.waiting
         self._pacer.end_round(time.monotonic(), has_taken=has_taken, is_flushing=bool(self._inbox.flushes))
-        if outcome.crowded:
-            self._messages.many_open()
         self.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
 
     def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dist_wandb.exchange.protocol.calls import Call, Key
 from dist_wandb.exchange.protocol.lanes import NOTHING, Number, number_at, reduced_numbers
 from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.transport.group import Group
+from dist_wandb.exchange.transport import Group
 from dist_wandb.notices import Notices
 from dist_wandb.reading.stragglers import RANK, Stragglers, Timing
 from dist_wandb.settings.reduction import BUSY, DEGRADED, STEP, TIMES

@@ -86,12 +86,13 @@ class JobStore:
         time of calls on it.
         """
         connection = self.connection.duplicate(self._store, caller)
-        part = JobStore(connection.root, namespace, self.topology, self.timeout, connection)
-        part._whole = self
-        return part
+        return self._part(connection.root, namespace, connection)
 
     def below(self, namespace: str) -> JobStore:
-        part = JobStore(self._store, namespace, self.topology, self.timeout, self.connection)
+        return self._part(self._store, namespace, self.connection)
+
+    def _part(self, store: Store, namespace: str, connection: StoreConnection) -> JobStore:
+        part = JobStore(store, namespace, self.topology, self.timeout, connection)
         part._whole = self
         return part
 
@@ -214,20 +215,17 @@ class RankValues:
 
     def read(self) -> dict[int, Any]:
         self._published.read_new()
-        return self._known()
+        return dict(self._published.values)
 
     def try_get_all(self, within: float) -> list[Any] | None:
         """Return the values of all ranks, ordered by rank; `None` if some are missing after `within` seconds."""
         world_size = self._job_store.topology.world_size
         poll(lambda: len(self.read()) >= world_size or None, within, LONGEST_PAUSE)
-        values = self._known()
+        values = dict(self._published.values)
         return [values[rank] for rank in range(world_size)] if len(values) >= world_size else None
 
     def missing(self) -> list[int]:
-        return sorted(set(range(self._job_store.topology.world_size)) - self._known().keys())
-
-    def _known(self) -> dict[int, Any]:
-        return dict(self._published.values)
+        return sorted(set(range(self._job_store.topology.world_size)) - dict(self._published.values).keys())
 
 
 def not_of_a_rank(what: str, message: object, topology: Topology) -> RendezvousError:

@@ -16,16 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from dist_wandb.errors import TopologyError
-from dist_wandb.job.launchers import (
-    LAUNCHERS,
-    RANKS_ALONE,
-    SLURM,
-    Environ,
-    Launcher,
-    Readings,
-    integer,
-    started_by,
-)
+from dist_wandb.job.launchers import LAUNCHERS, RANKS_ALONE, SLURM, Environ, Launcher, Readings, integer, started_by
 from dist_wandb.job.model import Topology
 
 _OF_JOB = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID", "PMIX_NAMESPACE"})

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership import generations
+from dist_wandb.exchange.membership import Situation, generations, primary_of
 from dist_wandb.exchange.membership.forming import Stopped
-from dist_wandb.exchange.membership.membership import Situation, primary_of
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pulse import Pulse
 
 import dist_wandb
-from dist_wandb.exchange.transport import group as groups
+from dist_wandb.exchange import transport as groups
 
 PULSE = Pulse()
 PACE = 0.1  # seconds

@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport import gloo, tree
+from dist_wandb.exchange.transport import BrokenError, destroy_closed, gloo, members_of, tree, tree_of, undestroyed
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import BrokenError, destroy_closed, members_of, tree_of, undestroyed
 from dist_wandb.exchange.transport.tree import TreeGroup
 
 if TYPE_CHECKING:

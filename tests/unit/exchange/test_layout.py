@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.transport.group import FAN_OUT, Tree, tree_of
+from dist_wandb.exchange.transport import FAN_OUT, Tree, tree_of
 
 NODES = st.lists(st.integers(-1, 6), min_size=2, max_size=60)
 

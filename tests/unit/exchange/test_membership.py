@@ -16,11 +16,11 @@ from counting import CountedStore, Counts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.membership import membership
+from dist_wandb.exchange import membership
+from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import Moved, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
-from dist_wandb.exchange.membership.membership import Membership, Situation
-from dist_wandb.exchange.transport.group import BrokenError, GroupLayout
+from dist_wandb.exchange.transport import BrokenError, GroupLayout
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.settings.options import DEFAULT_LIMITS, Limits

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Overdue, Pacer
+from dist_wandb.exchange.protocol.lanes import NOTHING
+from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS
+from dist_wandb.exchange.turns import Pacer
 from dist_wandb.settings.options import Limits
 
+NONE = NOTHING, NOTHING  # of new names, and of all, is overdue
 LIMITS = Limits(peer_timeout=60.0, heartbeat=1.0)
 
 
@@ -15,37 +18,37 @@ def pacer() -> Pacer:
     return Pacer(LIMITS, 0.0)
 
 
-def pass_time(pacer: Pacer, until: float, *, oldest: int | None, start: float = 0.0) -> Overdue:
+def pass_time(pacer: Pacer, until: float, *, oldest: int | None, start: float = 0.0) -> tuple[float, float]:
     """Return the overdue cells after rounds without a gap: one every half second, the first with number 1."""
-    overdue = Overdue()
+    found = NONE
     for number in range(1, int(2 * (until - start)) + 2):
-        overdue = pacer.begin_round(start + (number - 1) / 2, number, oldest)
-    return overdue
+        found = pacer.begin_round(start + (number - 1) / 2, number, oldest)
+    return found
 
 
 # --- patience ---------------------------------------------------------------------------------------------------------
 
 
 def test_new_names_are_overdue_after_a_few_heartbeats_and_all_after_peer_timeout(pacer: Pacer) -> None:
-    assert pass_time(pacer, 4.5, oldest=1) == Overdue()
-    assert pacer.begin_round(5.0, 11, 1) == Overdue(new=1)
+    assert pass_time(pacer, 4.5, oldest=1) == NONE
+    assert pacer.begin_round(5.0, 11, 1) == (1, NOTHING)
     for number in range(12, 121):
         overdue = pacer.begin_round((number - 1) / 2, number, 1)
-    assert overdue == Overdue(new=110)
-    assert pacer.begin_round(60.0, 121, 1) == Overdue(new=111, usual=1)
+    assert overdue == (110, NOTHING)
+    assert pacer.begin_round(60.0, 121, 1) == (111, 1)
 
 
 def test_closed_cells_are_never_overdue(pacer: Pacer) -> None:
     pass_time(pacer, 30.0, oldest=1)
-    assert pacer.begin_round(30.5, 62, None) == Overdue()
-    assert pacer.begin_round(31.0, 63, 62) == Overdue(), "the time before they were opened does not count"
+    assert pacer.begin_round(30.5, 62, None) == NONE
+    assert pacer.begin_round(31.0, 63, 62) == NONE, "the time before they were opened does not count"
 
 
 def test_rounds_before_the_oldest_cell_are_forgotten(pacer: Pacer) -> None:
     pass_time(pacer, 30.0, oldest=1)
     pacer.begin_round(30.5, 62, 60)
-    assert pacer.begin_round(31.0, 63, 60) == Overdue()
-    assert pacer.begin_round(34.5, 64, 60) == Overdue(), "a gap of three heartbeats and a half counts as two"
+    assert pacer.begin_round(31.0, 63, 60) == NONE
+    assert pacer.begin_round(34.5, 64, 60) == NONE, "a gap of three heartbeats and a half counts as two"
 
 
 @pytest.mark.parametrize(("gap", "counted"), [(1.5, 1.5), (2.0, 2.0), (600.0, 2.0)])
@@ -53,9 +56,9 @@ def test_a_gap_between_rounds_counts_as_at_most_two_heartbeats(pacer: Pacer, gap
     pacer.begin_round(0.0, 1, 1)
     pacer.begin_round(gap, 2, 1)
     left = NEW_NAME_HEARTBEATS - counted
-    assert pacer.begin_round(gap + left / 2, 3, 1) == Overdue()
-    assert pacer.begin_round(gap + left - 0.01, 4, 1) == Overdue()
-    assert pacer.begin_round(gap + left, 5, 1) == Overdue(new=1)
+    assert pacer.begin_round(gap + left / 2, 3, 1) == NONE
+    assert pacer.begin_round(gap + left - 0.01, 4, 1) == NONE
+    assert pacer.begin_round(gap + left, 5, 1) == (1, NOTHING)
 
 
 def test_excluded_time_does_not_count_toward_patience(pacer: Pacer) -> None:
@@ -65,8 +68,8 @@ def test_excluded_time_does_not_count_toward_patience(pacer: Pacer) -> None:
     assert pacer.is_held_up(105.1)
     pacer.begin_round(101.9, 2, 1)
     pacer.begin_round(103.8, 3, 1)
-    assert pacer.begin_round(104.9, 4, 1) == Overdue()
-    assert pacer.begin_round(105.0, 5, 1) == Overdue(new=1)
+    assert pacer.begin_round(104.9, 4, 1) == NONE
+    assert pacer.begin_round(105.0, 5, 1) == (1, NOTHING)
 
 
 def test_excluded_times_add_up(pacer: Pacer) -> None:
@@ -83,10 +86,10 @@ def test_patience_scales_with_the_heartbeat() -> None:
     pacer.begin_round(0.0, 1, 1)
     assert not pacer.is_held_up(1.25)
     assert pacer.is_held_up(1.26)
-    assert pacer.begin_round(0.75, 2, 1) == Overdue()  # of which half a second counts
-    assert pacer.begin_round(1.125, 3, 1) == Overdue()
-    assert pacer.begin_round(1.49, 4, 1) == Overdue()
-    assert pacer.begin_round(1.5, 5, 1) == Overdue(new=1)
+    assert pacer.begin_round(0.75, 2, 1) == NONE  # of which half a second counts
+    assert pacer.begin_round(1.125, 3, 1) == NONE
+    assert pacer.begin_round(1.49, 4, 1) == NONE
+    assert pacer.begin_round(1.5, 5, 1) == (1, NOTHING)
     assert not pacer.has_flushed_alone(2.0, is_settled=True)
     assert not pacer.has_flushed_alone(2.5, is_settled=True)
     assert pacer.has_flushed_alone(2.51, is_settled=True)

@@ -12,12 +12,12 @@ from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.participation import Cycle
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row, encoded
 from dist_wandb.exchange.reports import Context, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport.group import Group
+from dist_wandb.exchange.transport import Group
+from dist_wandb.exchange.turns import Pacer
 from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter

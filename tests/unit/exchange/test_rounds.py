@@ -640,7 +640,7 @@ def test_ranks_with_equal_calls_are_one(is_another: bool, monkeypatch: pytest.Mo
     for one, number in ((machine, 20), (other, 19 if is_another else 20)):
         one.table.names.update({"loss": 0})
         for step in range(number):
-            one.post(["loss"], lanes_of([number_of(1.0)]), step, step, 0.0)
+            one.outbox.post(["loss"], lanes_of([number_of(1.0)]), step, step, 0.0)
     others = range(511 if is_another else 512)
     offers = {machine.offer(1.0): frozenset(others), **({other.offer(1.0): frozenset([511])} if is_another else {})}
     assert machine.plan(offers)

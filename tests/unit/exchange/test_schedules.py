@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from simulation import Store, World, simulated
 from units import PatientExchange, Ranks
 
+from dist_wandb.exchange import transport as groups
 from dist_wandb.exchange.membership.generations import Checkpoint
-from dist_wandb.exchange.transport import group as groups
-from dist_wandb.exchange.transport.group import Group
+from dist_wandb.exchange.transport import Group
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.reduction import DEGRADED
 

@@ -13,10 +13,9 @@ from dist_wandb.exchange import turns as turns_module
 from dist_wandb.exchange.interface import Demand, Flush, Lifecycle
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.rows import Contribution
-from dist_wandb.exchange.turns import Inbox, Turns
+from dist_wandb.exchange.turns import Inbox, Pacer, Turns
 from dist_wandb.settings.options import Limits
 
 LIMITS = Limits(heartbeat=3.0, max_pending_rows=300)
@@ -62,14 +61,13 @@ class Rank:
         writing = SimpleNamespace(end_row=lambda: None, due=0)
         context: Any = SimpleNamespace(lifecycle=self.lifecycle, limits=LIMITS, rows=SimpleNamespace(writing=writing))
         inbox: Any = self.inbox
-        unused: Any = None
-        self.turns = Turns(context, self.rounds, inbox, Pacer(LIMITS, 100.0), unused)
+        self.turns = Turns(context, self.rounds, inbox, Pacer(LIMITS, 100.0))
 
     def sleep(self, seconds: float) -> None:
         self.clock[0] += seconds
 
     def log(self) -> None:
-        self.rounds.post(["loss"], lanes_of([number_of(1.0)]), None, -1, self.clock[0])
+        self.rounds.outbox.post(["loss"], lanes_of([number_of(1.0)]), None, -1, self.clock[0])
 
     def put(self) -> float:
         """Log, as a user's thread does; return for how many seconds it waits."""

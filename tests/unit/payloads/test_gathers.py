@@ -28,7 +28,7 @@ from processes import wait_until
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
-from dist_wandb.exchange.transport.group import members_of
+from dist_wandb.exchange.transport import members_of
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads import cells, gathers
 from dist_wandb.payloads.cells import Part

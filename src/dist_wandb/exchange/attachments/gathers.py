@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment
+from dist_wandb.exchange.attachments import NOT_SENT, Attachment
 from dist_wandb.exchange.protocol.calls import Key, Series
-from dist_wandb.exchange.transport.group import Group
+from dist_wandb.exchange.transport import Group
 from dist_wandb.job.ranges import named
 from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed

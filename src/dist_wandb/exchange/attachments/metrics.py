@@ -21,9 +21,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments.attachment import NOT_SENT, Attachment
+from dist_wandb.exchange.attachments import NOT_SENT, Attachment
 from dist_wandb.exchange.protocol.calls import Key, Outbox, Series, series_of
-from dist_wandb.exchange.transport.group import Group
+from dist_wandb.exchange.transport import Group
 from dist_wandb.payloads.framing import frame, unframed
 from dist_wandb.payloads.metric_merging import Layout, Packed
 from dist_wandb.payloads.metrics import Snapshot

@@ -1,1 +1,387 @@
-"""Agreement on the ranks that take part in the exchange."""
+"""Agreement on the ranks of a unit that take part in its exchange, through the job's store, generation by generation.
+
+A generation is a period in which the same ranks, its members, take part in all rounds, over one process group or a tree
+of them. All claims are made by compare-and-set. The first claim counts, so all ranks read the same members.
+
+- *First.* Ranks publish their arrival in the store. The last one to arrive claims generation 0 for all. Otherwise a
+  rank that is elected after `join_timeout` claims it with those that have arrived (`Beginning`).
+- *Not here.* A rank publishes immediately that it has opened a session (`publish_opened`). Others are not waited for,
+  and do not count as missing: `init` may be called under ``if rank == 0``. Rank 0 claims the generation if all ranks
+  that have opened a session have arrived, and for 2 s no further one has; if it is the only one, once it has something
+  to write, or ends. The ranks of a job do not start at the same time: those that come later join.
+- *Opening.* Rank 0 arrives when its run is open, for which W&B may take longer than `join_timeout`. The others wait.
+- *No primary.* If rank 0 has opened no session within `join_timeout`, or the lowest rank that is here ends before, the
+  unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. If that has died, the first
+  rank that waits no longer claims it for the lowest one, which is not here any more in the session that follows. All
+  ranks open another session, of which that rank is the primary, and pass on what they have logged (`Moved`). While rank
+  0 opens the run of an enclosing session, it counts as opening this one. If the store is gone before that claim, there
+  is no exchange: one rank, on which they have agreed after 2 s, writes its own rows.
+- *No exchange.* With ``reduce=None``, ranks do not arrive, and only rank 0 writes. The others watch for it
+  (`primary_of`), and claim generation 0 in the same way if it has opened no session.
+- *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
+  there is a generation, the coordinator has ended its session, or the primary could not open its run.
+- *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
+  have closed. It marks the generation as broken. Each remaining member publishes its checkpoint: the number of its last
+  round, with what it has shown to all. It adds that number to a list. The first member in the list reads the others',
+  and claims the next generation with the members whose numbers arrived in time (`regroup`). It does not wait for a
+  member that it has waited for in vain when the generation began (`forming`). No member can finish a round before all
+  members have entered it, so members differ by at most one round. A member that is a round behind takes the result from
+  the checkpoint of the `source`.
+- *Joined.* A rank that is not a member, because it was late or was dropped, requests to join (`join`). All members
+  learn of it by a flag in a round, after which they have the same state. The first member publishes this state and
+  claims the next generation (`admit`). The new member keeps its pending contributions, which correct rows that were
+  written already. It repeats its contributions to a round that was interrupted.
+- *Left.* A leaving rank publishes its checkpoint, and how it ended (`leave`). A rank that has finished and delivered
+  everything is not missing. It has told the members so in a round, which counts if its process ends before it could
+  publish it. A rank whose `finish` ended before that is missing, although it has not failed. Rows that lack a rank are
+  marked with `dist_wandb/degraded`, the number of missing ranks.
+
+A new generation begins with a greeting (`participation`): members exchange the work that was pending when the last
+generation broke. Contributions of ranks that are gone stay in the totals, but do not complete a cell in place of ranks
+that have yet to contribute.
+
+Invariant: generation n + 1 is claimed only after all its members have left generation n at `last_round` or one round
+before, so nothing is lost or counted twice.
+
+No rank queries every other rank. Entries of many ranks are a list, which one rank reads for all (`SharedList`).
+It publishes the result in the next generation, including departures. The other ranks poll one key, at intervals that
+grow with time and with the number of ranks. If the reading rank is gone, another one is elected. So the load of the
+store grows linearly with the number of ranks, not quadratically. The store is polled on a dedicated connection
+(`JobStore.beside`), with one call per poll, because a key may be deleted between two calls (`store.leftovers`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.membership.forming import Forming, Moved, Over, Stopped, poll_until_stopped
+from dist_wandb.exchange.membership.generations import (
+    Arrival,
+    Checkpoint,
+    Departure,
+    Generation,
+    GenerationStore,
+    Presence,
+    has_opened,
+    least_wait,
+)
+from dist_wandb.job.job_store import JobStore, SharedList
+from dist_wandb.job.timed_caller import Interval, interval
+from dist_wandb.settings.options import Limits
+from dist_wandb.settings.plan import Unit
+
+_CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ended, or the primary opens its run
+_TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is asked of a session that waits for the first generation, repeatedly."""
+
+    is_due: Callable[[], bool] = lambda: False  # has this rank something that was logged some seconds ago, or ends it?
+    is_over: Callable[[], bool] = lambda: False  # has the coordinator ended its session?
+    # does the primary still open its run, or that of an enclosing session, after which it may come to this one?
+    is_opening: Callable[[], bool] = lambda: False
+    failure: Callable[[], str | None] = lambda: None  # why the primary could not open its run, if it could not
+    may_move: bool = False  # whether another rank may become the primary
+    patience: float = 0.0  # seconds to wait for ranks that had the session which this one continues
+    has_rows: Callable[[], bool] = lambda: False  # has this rank, which has not failed, something that is not written?
+
+
+def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, is_stopped: Callable[[], bool]) -> int:
+    """Return the rank of the unit that writes the run, once it is certain, to a rank that takes part in no exchange.
+
+    It is 0, unless that rank has opened no session `within` some seconds: then the lowest that has opened one, or the
+    one chosen before the store was gone. Raises Stopped if waiting was stopped, and RendezvousError if none was chosen.
+    """
+    presence, generations = Presence(unit, keys), GenerationStore(keys, unit.index)
+
+    def primary() -> int | None:
+        is_here = has_opened(keys, 0)  # perhaps only after another rank has become the primary
+        first = generations.get(0)
+        if first is None:
+            if is_here:
+                return 0
+            presence.choose_stand_in(within)
+            lowest = min(presence.opened())
+            ends = situation.is_due() and unit.index == lowest and not situation.is_opening()
+            if not (ends and presence.waited >= least_wait(within, unit)) and presence.waited < within:
+                return None
+            if situation.is_over():
+                return 0
+            first = generations.claim(Generation(0, (), source=lowest))
+        return first.source or 0
+
+    try:
+        return cast("int", poll_until_stopped(primary, math.inf, is_stopped, unit.size, situation.is_due))
+    except Stopped:
+        return _claimed_at_the_end(unit, keys, situation, presence.opened)
+    except RendezvousError:
+        if not presence.stand_in:
+            raise
+        return presence.stand_in
+
+
+def _claimed_at_the_end(unit: Unit, keys: JobStore, situation: Situation, here: Callable[[], Collection[int]]) -> int:
+    """Return the rank that writes the run if this one waits no longer: the lowest that is here.
+
+    Raises Stopped if rank 0 may still write it, or this rank has nothing to write.
+    """
+    may_move = unit.index > 0 and situation.may_move and situation.has_rows()
+    if may_move and not has_opened(keys, 0) and not situation.is_opening():
+        first = GenerationStore(keys, unit.index).claim(Generation(0, (), source=min(here())))
+        if first.source:
+            return first.source
+    raise Stopped
+
+
+class Beginning:
+    """One rank's wait for the first generation; `within` some seconds for ranks that have opened a session."""
+
+    def __init__(self, membership: Membership, unit: Unit, within: float, situation: Situation) -> None:
+        self._membership = membership
+        self._presence = membership.presence
+        self._unit = unit
+        self._within = within
+        self._situation = situation
+        self._is_last = self._presence.arrive()
+        self._counts, self._changed = (0, 0), self._presence.began  # of ranks that have come; since when
+        self._over_check, self._check = (Interval(_CHECK_INTERVAL, unit.size) for _ in range(2))
+
+    def is_urgent(self) -> bool:
+        """Return whether to check at once whether it is this rank that has to claim the generation."""
+        return (self._is_first or self._situation.may_move) and self._situation.is_due()
+
+    def first(self) -> Generation | None:
+        """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time.
+
+        Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary.
+        """
+        try:
+            found = self._membership.generations.get(0) or self._claimed()
+        except RendezvousError:
+            if not self._situation.may_move or not self._presence.stand_in:
+                raise
+            raise Moved(self._presence.stand_in) from None
+        if found is not None and not found.members and found.source is not None:
+            raise Moved(found.source)
+        return found
+
+    def _claimed(self) -> Generation | None:
+        now, presence, situation = time.monotonic(), self._presence, self._situation
+        if self._over_check.is_over(now):
+            if not self._is_first and (failure := situation.failure()):
+                raise Over(failure)
+            if situation.is_over() and not presence.present() - {self._unit.index}:
+                raise Over
+            if situation.may_move:
+                presence.choose_stand_in(self._within)
+        if (self._is_last and len(presence.arrived()) == self._unit.size) or (self._is_first and self._is_complete()):
+            return self._claim(())
+        is_late = presence.waited >= self._within
+        ends_without_primary = situation.may_move and not self._is_first and situation.is_due()
+        if not (is_late or ends_without_primary) or not self._check.is_over(now):
+            return None
+        if not self._is_first and situation.is_opening():
+            return None
+        if is_late:
+            return self._membership.elected(0, self._claim_late)
+        if presence.waited < least_wait(self._within, self._unit):
+            return None
+        is_lowest = self._unit.index == min(presence.present(), default=None)
+        return self._claim_late() if is_lowest and 0 not in presence.opened() else None
+
+    @property
+    def _is_first(self) -> bool:
+        return self._unit.index == 0
+
+    def _is_complete(self) -> bool:
+        """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
+        is_due = self._situation.is_due()  # first: a rank that opened its session before this one ended is counted
+        counts = self._presence.counts()
+        if counts != self._counts:
+            self._counts, self._changed = counts, time.monotonic()
+        if time.monotonic() - self._changed < least_wait(self._within, self._unit):
+            return False
+        if not (counts[0] > 1 or is_due):
+            return False
+        opened, arrived = self._presence.opened(), self._presence.arrived()
+        if len(opened) < counts[0] or not opened <= arrived:  # fewer if a rank is about to set its entry
+            return False
+        return self._presence.waited >= self._situation.patience or self._presence.before() <= arrived
+
+    def _claim_late(self) -> Generation:
+        opened, lowest = self._presence.opened(), min(self._presence.present(), default=0)
+        if self._situation.may_move and 0 not in opened and lowest:
+            return self._membership.generations.claim(Generation(0, (), source=lowest))
+        return self._claim(opened)
+
+    def _claim(self, opened: Collection[int]) -> Generation:
+        present = tuple(sorted(self._presence.present()))
+        return self._membership.claim(Generation(0, present, lost=(*opened, *self._presence.before())))
+
+
+class Membership:
+    """One rank's part in the agreement on members.
+
+    Methods that wait, `within` some seconds, raise `Stopped` as soon as `is_stopped` returns true, and a
+    `RendezvousError` if the store is gone.
+    """
+
+    def __init__(self, unit: Unit, limits: Limits, keys: JobStore, is_stopped: Callable[[], bool]) -> None:
+        self.presence: Presence = Presence(unit, keys)
+        self.generations: GenerationStore = GenerationStore(keys, unit.index)
+        self.forming: Forming = Forming(unit, limits, keys, self.generations, self.presence.global_rank, is_stopped)
+        self._unit = unit
+        self._keys = keys  # of the unit, on a dedicated connection
+        self._is_stopped = is_stopped
+        self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
+
+    def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # immutable
+        """Arrive, and wait for the first generation; this rank may be no member. Raises as `Beginning.first`."""
+        beginning, ranks = Beginning(self, self._unit, within, situation), self._unit.size
+        try:
+            found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
+        except Stopped:
+            raise Moved(_claimed_at_the_end(self._unit, self._keys, situation, self.presence.present)) from None
+        return cast("Generation", found)
+
+    def elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
+        """Return a generation, which an elected rank claims; if that is gone, the next elected one."""
+        for term in itertools.count():
+            if self.generations.is_elected(number, term):
+                break
+            claimed = self._until(lambda: self.generations.get(number), interval(_TERM, self._unit.size))
+            if claimed is not None:
+                return claimed
+        return claim()
+
+    def regroup(
+        self, generation: Generation, checkpoint: Checkpoint, within: float, closed: Collection[int] = ()
+    ) -> Generation:
+        """Agree with the remaining members on the next generation, after this one broke.
+
+        Members that have said in a round that they contribute nothing more (`closed`) have finished if they are gone,
+        even if their process has ended before they published it.
+        """
+        self.generations.publish_checkpoint(generation, checkpoint)
+        summaries = self.generations.summaries(generation)
+        is_first = summaries.append([self._unit.index, checkpoint.round]) == 1
+        self.generations.mark_broken(generation)  # afterwards: who found it broken knows best whom to wait for
+        read: dict[int, int] = {}
+
+        def claimed() -> Generation | None:
+            following = self.generations.following(generation)
+            return following or (claim() if is_first and are_complete() else None)
+
+        def are_complete() -> bool:
+            read.update(dict(summaries.read_new()))
+            gone = self.presence.departures.among(generation.members) | self.forming.missing
+            return (read.keys() | gone).issuperset(generation.members)
+
+        def claim() -> Generation:
+            are_complete()  # reads new summaries
+            return self._claim_next(generation, read, closed)
+
+        patience = within if is_first else within + _TERM
+        return self._until(claimed, patience) or self.elected(generation.number + 1, claim)
+
+    def _claim_next(
+        self, generation: Generation, rounds: Mapping[int, int], closed: Collection[int] = ()
+    ) -> Generation:
+        """Claim the generation after a broken one, with the members that published their `rounds` and are not gone."""
+        departures = self.presence.departures
+        known = {**rounds, **departures.rounds.get(generation.number, {}), **rounds}  # if equal, one that is here
+        source = max(known, key=known.__getitem__)
+        members = tuple(sorted(rounds.keys() - departures.known.keys()))
+        finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
+        departures.known.update({one: Departure("finished", self.presence.global_rank(one)) for one in finished})
+        following = Generation(generation.number + 1, members, (), known[source], source)
+        return self.claim(following, generation)
+
+    def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
+        """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
+        members, departures = generation.members, self.presence.departures
+        known = {*generation.lost} if before is None else {*generation.lost, *before.lost, *before.members}
+        nodes = {} if before is None else dict(zip(before.members, before.nodes, strict=False))
+        nodes.update(self.presence.nodes)
+        lost = tuple(sorted(known - set(members) - departures.known.keys()))
+        on_nodes = tuple(nodes.get(member, -1) for member in members)
+        claimed = self.generations.claim(replace(generation, lost=lost, gone=departures.known, nodes=on_nodes))
+        if departures.among(claimed.members):
+            self.generations.mark_broken(claimed)
+        return claimed
+
+    def admit(self, generation: Generation, checkpoint: Checkpoint, state: dict[str, Any]) -> Generation:
+        """Claim the next generation, with all ranks that request to join. The first member calls this after a round."""
+        joining = tuple(sorted(self.joining(generation)))
+        self.generations.publish_checkpoint(generation, checkpoint)
+        self.generations.publish_state(generation, state)
+        members, index = tuple(sorted({*generation.members, *joining})), self._unit.index
+        following = Generation(generation.number + 1, members, joining, checkpoint.round, index)
+        return self.claim(following, generation)
+
+    def await_next(self, generation: Generation, within: float) -> Generation | None:
+        """Wait for the next generation; return `None` if no rank claims it in time."""
+        return self._until(lambda: self.generations.following(generation), within)
+
+    def join(self, generation: Generation, within: float) -> Generation:
+        """Return the newest generation if this rank is a member, or a later one that it requests to join.
+
+        Waits `within` seconds for each of them, then raises RendezvousError; Over if all members are gone.
+        """
+        while self._unit.index not in generation.members:
+            if self.has_ended(generation):
+                raise Over
+            self.generations.join_requests(generation).append(self.presence.own_arrival())
+            following = self._until(functools.partial(self._next_or_over, generation), within)
+            if following is None:
+                raise RendezvousError(
+                    f"Rank {self._unit.global_rank} asked to take part again, but no other rank answered within "
+                    f"{within:g} s. The other ranks have ended or continue without it."
+                )
+            generation = following
+        return generation
+
+    def _next_or_over(self, before: Generation) -> Generation | None:
+        following = self.generations.following(before)
+        if following is None and self.has_ended(before) and (following := self.generations.following(before)) is None:
+            raise Over
+        return following
+
+    def has_ended(self, generation: Generation) -> bool:
+        return self.presence.departures.are_gone(generation.members)
+
+    def joining(self, generation: Generation) -> set[int]:
+        if generation.number not in self._join_requests:
+            self._join_requests = {generation.number: self.generations.join_requests(generation)}
+        join_requests = self._join_requests[generation.number]
+        join_requests.read_new(soon=True)
+        return {self.presence.learn(Arrival(*arrival)) for arrival in join_requests.values} - set(generation.members)
+
+    def leave(
+        self, generation: Generation | None, checkpoint: Checkpoint, how: str, *, is_closed: bool = False
+    ) -> None:
+        """Publish that this rank is gone, and `how`, as in `Departure`.
+
+        If all leave after the last round (`is_closed`), its result may still be on its way, which is not interrupted.
+        """
+        number = None if generation is None else generation.number
+        if generation is not None:
+            self.generations.publish_checkpoint(generation, checkpoint)
+        self.presence.departures.leave(how, number, checkpoint.round)
+        left = generation or self.generations.get(0)
+        while left is not None:  # also later generations of which it became a member without noticing
+            if self._unit.index in left.members and not (is_closed and left is generation):
+                self.generations.mark_broken(left)
+            left = self.generations.following(left)
+
+    def _until(self, query: Callable[[], Generation | None], within: float) -> Generation | None:
+        return poll_until_stopped(query, within, self._is_stopped, self._unit.size)

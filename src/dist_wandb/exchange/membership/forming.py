@@ -1,6 +1,6 @@
 """The members of a generation form a group: they meet at the job's store, and then connect.
 
-Many members form a tree of groups (`transport.group`). Each rank forms its groups from the lowest level upwards, so a
+Many members form a tree of groups (`transport`). Each rank forms its groups from the lowest level upwards, so a
 rank that arrives at a group has formed the ones below it. Finally, member 0 informs all others, group by group, that
 the tree has formed; if a group cannot be formed, the ranks below it are informed of that instead. Time limits:
 `peer_timeout` for the members of a group to arrive and, for each level above, the time to form the groups below. That
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.generations import Generation, GenerationStore
-from dist_wandb.exchange.transport.group import BrokenError, Group, GroupLayout, tree_of
+from dist_wandb.exchange.transport import BrokenError, Group, GroupLayout, tree_of
 from dist_wandb.job.connection import address_among
 from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.launch import job_setting

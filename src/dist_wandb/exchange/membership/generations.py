@@ -127,10 +127,8 @@ class GenerationStore:
     def publish_checkpoint(self, generation: Generation, checkpoint: Checkpoint) -> None:
         self._keys.publish(f"checkpoint/{generation.number}/{self._index}", checkpoint.as_json())
 
-    def checkpoint_before(self, generation: Generation) -> Checkpoint | None:
-        """Return the checkpoint of the last round before a generation; `None` for the first generation."""
-        if generation.source is None:
-            return None
+    def checkpoint_before(self, generation: Generation) -> Checkpoint:
+        """Return the checkpoint of the last round before a generation, which is not the first one."""
         key = f"checkpoint/{generation.number - 1}/{generation.source}"
         return Checkpoint.from_json(self._keys.wait_get(key, "the unit"))
 

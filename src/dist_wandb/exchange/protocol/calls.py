@@ -102,6 +102,7 @@ class Outbox:
         self._shapes: dict[Names, Names] = {}
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
+        """Add a call of `log`. One without names is a row of what only this rank keeps for it."""
         names = tuple(names)
         if len(self._shapes) >= _MOST_SHAPES:
             self._shapes.clear()
@@ -147,7 +148,6 @@ class Outbox:
         return self.last
 
     def put_back(self) -> None:
-        """Put the calls that were taken last back in front."""
         self.waiting.extendleft(reversed(self.last))
         self.last = ()
 

@@ -264,7 +264,6 @@ class Placing:
             del self.rows[home]
 
     def take(self, row: Owner) -> tuple[Known, list[tuple[Key, Cell]]]:
-        """Remove a row, and return its owner's call and its cells."""
         known = self.calls[row]
         kept = [(key, self.cells.pop(key)) for key in self.rows.pop(row).values()]
         self.open.pop(row, None)

@@ -9,7 +9,7 @@ Then the numbers of these calls are combined: each rank packs its part into a li
 (`pack`), the caller reduces these over the ranks, and each rank unpacks the same reduced lists (`unpack`).
 `Outcome.rows` contains the rows to write, in order.
 
-The path of one call: `post` puts it into the *outbox*. Usually all ranks offer the same calls; those that are complete
+The path of one call: it is posted in the *outbox*. Usually all ranks offer the same calls; those that are complete
 are written without any state (`plan`). What remains goes into the *table* (`table`), in which rows wait for ranks.
 A call stays in the outbox until every rank that usually logs one of its names offers its part, or it is old: so what
 belongs together is taken together, and the table is empty in normal life.
@@ -146,11 +146,7 @@ class Rounds:
         self._plan: Plan | None = None
         self._kept = _Kept()
 
-    # Calls of this rank
-
-    def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
-        """Put a `Call` of `log` into the outbox. One without names is a row of what only this rank keeps for it."""
-        return self.outbox.post(names, lanes, step, x, at, own)
+    # Calls of this rank, which are posted in `outbox`
 
     def give_up(self, new: float = NOTHING, every: float = NOTHING) -> None:
         """Announce that cells of new names, and all cells, opened up to these rounds are to be finished."""

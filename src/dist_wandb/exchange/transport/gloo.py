@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport.group import BrokenError, Group, members_of, slices_of, undestroyed
+from dist_wandb.exchange.transport import BrokenError, Group, members_of, slices_of, undestroyed
 from dist_wandb.job.timed_caller import TimedCaller, UnansweredError
 from dist_wandb.payloads.framing import Bytes, memory
 
@@ -239,7 +239,10 @@ class GlooGroup(Group):
         that no member exceeds its limit.
         """
         most = MOST_COLLECTED if deadline is None else _MOST_PASSED_ON
-        lengths = self._lengths(sum(map(len, data)), most, deadline)
+        each = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._all_gather(each, torch.tensor([sum(map(len, data))]), deadline)
+        lengths = [int(one) for one in each]
+        _check(lengths, most)  # so that nobody allocates more than is ever sent
         found: list[Any] = [memory(length) for length in lengths] if self.rank == 0 else []
         slices = slices_of(data, PIECE)
         for start in range(0, max(lengths), PIECE):
@@ -265,14 +268,6 @@ class GlooGroup(Group):
         """Send numbers of the first member to all others, in place. The deadline may be later than the timeout."""
         options = _with_deadline(self._options.from_first, deadline)
         self._wait(lambda group: [group.broadcast([numbers], options)], numbers.nbytes, deadline)
-
-    def _lengths(self, length: int, most: int, deadline: float | None = None) -> list[int]:
-        """Return the bytes of each member. Checked, so that nobody allocates more than is ever sent."""
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._all_gather(lengths, torch.tensor([length]), deadline)
-        found = [int(one) for one in lengths]
-        _check(found, most)
-        return found
 
     def close(self) -> None:
         """Detach from the other members. Running collectives are left alone: destroying them would wait for them."""

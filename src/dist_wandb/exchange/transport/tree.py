@@ -1,4 +1,4 @@
-"""A generation with too many members for one gloo group, as a tree of groups (`group`).
+"""A generation with too many members for one gloo group, as a tree of groups (`transport`).
 
 Each member sends its numbers to the first member of its group, which reduces them and sends the result to the next
 level, and so on. Member 0 sends the final result down again, from group to group. Thus one member computes each result,
@@ -8,7 +8,7 @@ for each level above.
 As in one group, nobody has a result before all members have contributed. If a member dies or stalls, the members of its
 group detect it immediately, or within the timeout. They close their groups, which their neighbours detect in turn, up
 and down the tree. Some members may then lack the result of the last round; their checkpoints settle that
-(`membership.membership`).
+(`membership`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any
 import torch
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport import Group, gloo, slices_of
 from dist_wandb.exchange.transport.gloo import Buffer, GlooGroup, too_much
-from dist_wandb.exchange.transport.group import Group, slices_of
 from dist_wandb.job.ranges import numbers_in, spans_of
 from dist_wandb.payloads.framing import Bytes
 
@@ -146,12 +145,10 @@ class TreeGroup(Group):
 
     @property
     def collectives(self) -> int:
-        """How many collectives this member has taken part in."""
         return sum(group.collectives for group in self._groups)
 
     @property
     def bytes_given(self) -> int:
-        """How many bytes this member has contributed to them."""
         return sum(group.bytes_given for group in self._groups)
 
 
