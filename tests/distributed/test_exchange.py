@@ -28,7 +28,7 @@ from dist_wandb.exchange import collective, interface, membership, turns
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership import forming, generations
-from dist_wandb.exchange.membership.generations import Departures, publish_opened
+from dist_wandb.exchange.membership.generations import Departures, Presence, publish_opened
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
@@ -365,6 +365,18 @@ def test_a_rank_that_dies_between_its_opening_and_its_first_round_is_lost(
     unit.close()
     assert unit.flagged() == {0: 1}
     assert "Rank 2 opened a session, but did not take part" in caplog.text
+    assert unit.exchanges[0].lost == {2}, "so that the run ends as failed"
+
+
+def test_ranks_that_end_do_not_spend_all_their_time_on_one_that_died_after_it_had_arrived(
+    ranks: Callable[..., Ranks],
+) -> None:
+    """Without a connection to it, only `peer_timeout` would end their wait, and half of their time to end does."""
+    unit = ranks(3, 0, 1, limits=replace(HASTY, peer_timeout=60.0, finish_timeout=8.0))
+    Presence(Unit("", 2, 3, 2, range(3)), keys_of(unit.store, 2, 3)).arrive()
+    unit.log_all(lambda rank: {"loss": 1.0 + rank}, 0, ranks=range(2))
+    unit.close()
+    assert (unit.last("loss"), unit.flagged()) == ({0: 1.5}, {0: 1})
     assert unit.exchanges[0].lost == {2}, "so that the run ends as failed"
 
 

@@ -97,7 +97,7 @@ def test_ranks_that_wait_no_longer_write_their_rows_if_the_lowest_has_died(tmp_p
 
 
 def test_a_rank_that_dies_before_any_writes_is_missing(tmp_path: Path) -> None:
-    combined, output = of_early_death(tmp_path, 2, 3, 6)
+    combined, output = of_early_death(tmp_path, 2, 5, 20)
     assert combined.final("loss") == [step + 2.0 for step in range(STEPS)]
     assert set(combined.flags("loss").values()) == {1}
     assert "Rank 2 opened a session, but did not take part" in output

@@ -90,6 +90,7 @@ class Job:
             text = "\n".join(process.communicate()[0] for process in self.processes)
             commands = [process.args for process in self.processes]
             raise AssertionError(f"not finished after {timeout:g} s: {commands}\n{text}") from None
+        sys.stdout.writelines(outputs)  # pytest shows it if the test fails
         return Finished(tuple(process.returncode for process in self.processes), "\n".join(outputs))
 
     def kill(self) -> None:

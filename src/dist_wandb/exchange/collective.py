@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import sys
 import threading
 import time
@@ -125,10 +126,9 @@ class CollectiveExchange(Exchange):
             return True
         lifecycle, cycle = self._lifecycle, self._worker.cycle
         lifecycle.has_failed = lifecycle.has_failed or failed
+        limit = min(self._limit(timeout), grace_of_failed(self._limits) if failed else math.inf)
+        self._worker.late_from = time.monotonic() + limit / 2
         self._ask(Demand.CLOSE)
-        limit = self._limit(timeout)
-        if failed:
-            limit = min(limit, grace_of_failed(self._limits))
         try:
             ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
             if self._await_end(ended, limit) and not failed and not lifecycle.is_stopped:
@@ -214,6 +214,7 @@ class Worker:
         self._rounds = rounds
         self._hooks = hooks
         self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer)
+        self.late_from: float = math.inf  # on the monotonic clock: half of the time to end is over
 
     def run(self) -> None:
         """Take part in rounds until all ranks close, then write the remaining rows; the target of the thread."""
@@ -274,7 +275,7 @@ class Worker:
             return None
         generation, membership = participation.enter(generation), participation.joined
         try:
-            group = membership.forming.form(generation, self._should_abort)
+            group = membership.forming.form(generation, self._should_abort, lambda: time.monotonic() >= self.late_from)
             self.cycle.begin(group, generation.members, membership.presence.global_ranks.update)
             while not (outcome := self._round()).regroup:
                 if outcome.closed:

@@ -12,7 +12,7 @@ from processes import wait_until
 
 import dist_wandb
 
-ENOUGH = 3.0  # seconds, to learn who has opened a session
+ENOUGH = 3.0  # seconds, to learn who has opened a session; less if the ranks soon begin without rank 0
 
 
 def main(directory: str, dies: str, join: str, finish: str) -> None:
@@ -28,7 +28,7 @@ def main(directory: str, dies: str, join: str, finish: str) -> None:
         for kind, of_kind in kinds.items()
         if rank
     ]
-    time.sleep(ENOUGH if rank else 0.0)
+    time.sleep(min(ENOUGH, float(join) / 6) if rank else 0.0)
     dist.barrier()
     if rank not in (0, int(dies)):
         wait_until(lambda: not Path("/proc", process.read_text()).exists(), within=20.0, what="the end of a rank")

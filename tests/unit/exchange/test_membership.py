@@ -234,7 +234,7 @@ def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for_again() -
 def test_members_wait_less_for_each_other_after_a_broken_generation() -> None:
     found: list[float] = []
     own: Any = Membership(Job(3).unit(0), Limits(peer_timeout=100.0), Job(3).keys(0), lambda: False).forming
-    own.meet = lambda _generation, _group, within: found.append(within)
+    own.meet = lambda _generation, _group, within, _is_late: found.append(within)
     for generation in (Generation(0, (0, 1)), Generation(2, (0, 1), joined=(1,)), Generation(2, (0, 1))):
         with pytest.raises(BrokenError):
             own.form(generation, lambda: False)

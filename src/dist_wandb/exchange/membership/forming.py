@@ -9,9 +9,10 @@ No rank waits for the whole tree longer than twice `peer_timeout` plus that time
 
 The members of a group meet first, because forming it cannot be interrupted. A member that has left since the generation
 was claimed is not waited for. After a broken generation, whose members have published their checkpoints just before,
-they get as long to meet as for that (`grace`). Then the others regroup, and do not wait again for those that did not
-come. Members that meet but cannot connect (closed ports, a wrong `GLOO_SOCKET_IFNAME`) try three times. Then each
-continues alone, and so do those below them in the tree, with a warning that has gloo's reason.
+they get as long to meet as for that (`grace`), as they do in any generation once half of `finish_timeout` is over. Then
+the others regroup, and do not wait again for those that did not come. Members that meet but cannot connect (closed
+ports, a wrong `GLOO_SOCKET_IFNAME`) try three times. Then each continues alone, and so do those below them in the tree,
+with a warning that has gloo's reason.
 
 gloo uses the address to which the host's name resolves: on many hosts loopback, or none. Therefore the members of a
 group exchange the addresses from which they reach the job's store, and if these differ, each forms the group at its own
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from dist_wandb.exchange.transport.gloo import GlooGroup
 
+_Query = Callable[[], bool]
 _T = TypeVar("_T")
 BROKEN_POLL_INTERVAL = 0.5  # seconds between two checks, during a round, whether another member broke off
 _BROKEN_CHECK_INTERVAL = 0.2  # seconds between two checks, while members meet, whether the generation is broken
@@ -124,13 +126,16 @@ class Forming:
         self._address: str | None = None  # of this rank, once it has met others
         self._unformed = 0
 
-    def form(self, generation: Generation, should_abort: Callable[[], bool]) -> Group:
-        """Return the group of a generation's members; raise BrokenError, or RendezvousError after repeated failures."""
+    def form(self, generation: Generation, should_abort: _Query, is_late: _Query = lambda: False) -> Group:
+        """Return the group of a generation's members; raise BrokenError, or RendezvousError after repeated failures.
+
+        `is_late`: whether members that do not come to form the group are waited for no longer than the grace.
+        """
         if len(generation.members) == 1:
             return Group()
         groups: list[GlooGroup] = []
         try:
-            group = self._form_tree(generation, should_abort, groups)
+            group = self._form_tree(generation, should_abort, is_late, groups)
         except BaseException as error:
             for formed in groups:
                 formed.close()
@@ -154,7 +159,9 @@ class Forming:
         self._unformed = 0
         return group
 
-    def _form_tree(self, generation: Generation, should_abort: Callable[[], bool], groups: list[GlooGroup]) -> Group:
+    def _form_tree(
+        self, generation: Generation, should_abort: _Query, is_late: _Query, groups: list[GlooGroup]
+    ) -> Group:
         """Form this rank's groups, which are appended to `groups`, from the lowest level upwards."""
         from dist_wandb.exchange.transport import gloo, tree
 
@@ -166,7 +173,7 @@ class Forming:
         to_meet = grace(self._limits, self._unit) if is_after_broken else patience
 
         def form(group: GroupLayout) -> GlooGroup:
-            addresses = self.meet(generation, group, to_meet + group.level * per_level)
+            addresses = self.meet(generation, group, to_meet + group.level * per_level, is_late)
             if not addresses:
                 raise BrokenError("the members did not find each other")
             try:
@@ -189,11 +196,13 @@ class Forming:
             raise _UnformedError("groups above have not formed")
         return tree.TreeGroup(groups, members.index(index), len(members), patience)
 
-    def meet(self, generation: Generation, group: GroupLayout, within: float) -> list[str | None]:
+    def meet(
+        self, generation: Generation, group: GroupLayout, within: float, is_late: _Query = lambda: False
+    ) -> list[str | None]:
         """Wait until all members are ready to form their group; return their addresses, or nothing if they are not.
 
         Each member publishes its address (`None` if unknown), and the last one those of all: so each polls one key.
-        They are not ready after `within` seconds, or if the generation is broken already.
+        They are not ready after `within` seconds, after the grace if it `is_late`, or if the generation is broken.
         """
         if self._address is None:
             self._address = self._keys.connection.own_address()
@@ -201,6 +210,10 @@ class Forming:
         met = SharedList(self._keys, name)
         is_last = met.append_one_of([self._unit.index, self._address], members)
         broken_check = Interval(_BROKEN_CHECK_INTERVAL, len(generation.members))
+        until = time.monotonic() + grace(self._limits, self._unit)
+
+        def is_too_late() -> bool:
+            return time.monotonic() >= until and is_late()
 
         def addresses_or_nothing() -> list[str | None] | None:
             if is_last:
@@ -210,12 +223,13 @@ class Forming:
                 self._keys.publish(f"{name}/all", list(dict.fromkeys(addresses_of.values())))
             addresses: list[str | None] | None = self._keys.try_get(f"{name}/all")
             if addresses is None and broken_check.is_over(time.monotonic()):
-                return [] if self._generations.is_broken(generation) else None
+                return [] if self._generations.is_broken(generation) or is_too_late() else None
             return addresses
 
         self.missing = frozenset()
         found = poll_until_stopped(addresses_or_nothing, within, self._is_stopped, len(generation.members))
-        if found is None and not group.level:  # those of higher groups may still be waiting in theirs
+        is_over = found is None or (not found and is_too_late())
+        if is_over and not group.level:  # those of higher groups may still be waiting in theirs
             met.read_new()
             self.missing = frozenset(group.members) - dict(met.values).keys()
         return found or []
