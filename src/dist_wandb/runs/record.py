@@ -33,7 +33,6 @@ from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
 from dist_wandb.runs.wandb_private import with_media_directory, with_warnings_alone
-from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
 
 if TYPE_CHECKING:
     from dist_wandb.job.model import Topology
@@ -260,6 +259,8 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
     run.finish(exit_code=exit_code)
     if not run or is_disabled(run):
         return None
+    from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
+
     directory = Path(str(run.dir)).parent
     given_up = (unwritten if is_offline(run) else untaken)(log_of(directory))
     if not given_up:
