@@ -339,7 +339,7 @@ class _Check:
             self.verdict.excused["died with it"] += bool(certain)
         elif survivors <= self.facts.reported_lost and self.writer not in certain:
             self.verdict.excused["said to be lost"] += 1
-        elif self.writer in self.facts.left_alone and self.writer not in certain:
+        elif self.writer not in certain and (self.writer in self.facts.left_alone or certain <= self.facts.left_alone):
             self.verdict.excused["said to be alone"] += 1
         elif self.evidence.spec.run_mode == "new" and certain <= self.facts.given_up | self.facts.left_alone:
             self.verdict.excused["given up"] += 1

@@ -290,6 +290,14 @@ def test_rows_may_lack_a_rank_that_says_that_it_was_left_alone(name: str) -> Non
     assert {"silently wrong", "flag without a fault"}.isdisjoint(kinds(evidence))
 
 
+def test_what_only_a_rank_left_alone_has_logged_may_be_lost() -> None:
+    evidence = sound()
+    del evidence.files[0].rows[0]
+    assert kinds(evidence) == {"lost"}
+    evidence.entries.append(warning(1, "dist_wandb: what rank 1 logged meanwhile is not combined"))
+    assert "lost" not in kinds(evidence)
+
+
 def test_a_marked_row_may_be_corrected_as_a_whole_once() -> None:
     evidence = sound(faults=(Fault("stop", 1, 3, 9.0),))
     correct(evidence.files[0].rows, "", **{DEGRADED: 1})

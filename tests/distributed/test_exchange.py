@@ -380,6 +380,20 @@ def test_ranks_that_end_do_not_spend_all_their_time_on_one_that_died_after_it_ha
     assert unit.exchanges[0].lost == {2}, "so that the run ends as failed"
 
 
+def test_a_rank_that_comes_too_late_to_what_continues_its_session_says_that_it_stalled(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit, index = ranks(2, 0, limits=replace(QUICK, join_timeout=1.0, peer_timeout=1.0)), Unit("", 1, 2, 1, range(2))
+    former = Presence(index, JobStore(HashStore(), "former", Topology(1, 1, 0, 2, 2, 1), 20))
+    former.arrive()
+    Presence(index, keys_of(unit.store, 1, 2)).publish_before(former)
+    unit.log(0, {"loss": 1.0}, 0)
+    unit.close()
+    unit.open(1)
+    unit.together(lambda exchange: exchange.close(), 1)
+    assert "rank 1 stalled, or was disconnected, after the start, and returned after the other ranks" in caplog.text
+
+
 def test_a_rank_that_dies_while_it_opens_its_session_is_lost_if_the_only_other_one_ends_first(
     ranks: Callable[..., Ranks],
 ) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
-from processes import Finished, run_job, started, torchrun
+from history import STEPS, history
+from processes import Finished, clean_environment, run_job, started, torchrun
 from ranks import rank_commands
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
+
+import dist_wandb
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -73,3 +77,12 @@ def test_when_the_launcher_ends_the_other_ranks_the_first_exit_code_applies(
     run = wandb_server.run("exp")
     assert (run.completions, run.exit_codes) == (1, [1])
     assert loss(run) == ROWS
+
+
+def test_a_signal_handler_may_log_while_sigterm_ends_the_run(tmp_path: Path) -> None:
+    command = (sys.executable, str(SCRIPTS / "logs_at_signals.py"), str(tmp_path))
+    finished = run_job(command, cwd=tmp_path, environment=clean_environment(PYTHONPATH=str(SUPPORT)), timeout=60)
+    assert finished.exit_codes == (-signal.SIGTERM,)
+    assert "Traceback" not in finished.output
+    assert history(tmp_path).values("loss") == list(range(STEPS))
+    assert [run.exit_code for run in dist_wandb.read_runs(tmp_path)] == [143]

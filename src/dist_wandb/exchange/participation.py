@@ -309,9 +309,13 @@ class Participation:
         return membership.generations.is_broken(generation)
 
     def was_awaited(self) -> bool:
-        """Return whether this rank took part, or came so long ago that the others have given it up since."""
-        membership, limit = self.membership, self._context.limits.peer_timeout
-        return self.generation is not None or (membership is not None and membership.presence.waited >= limit)
+        """Return whether the others have given this rank up: it took part, here or before this session, or is late."""
+        if self.generation is not None or self.membership is None:
+            return self.generation is not None
+        presence, before = self.membership.presence, set[int]()
+        with suppress(RendezvousError):
+            before = presence.before()
+        return presence.waited >= self._context.limits.peer_timeout or self._context.unit.index in before
 
     def be_alone(self) -> None:
         unit, membership, generation = self._context.unit, self.membership, self.generation

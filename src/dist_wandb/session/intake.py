@@ -25,6 +25,7 @@ from dist_wandb.payloads.scalars import (
     flattened,
 )
 from dist_wandb.runs import run_metadata, wandb_media
+from dist_wandb.session import registry
 from dist_wandb.session.job_link import MOVED, primary_in, why_no_run
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
@@ -156,14 +157,14 @@ class Intake:
 
     def _is_over(self, values: int = 0) -> bool:
         """Return whether rows are dropped, and with this one so many values; raise if the session was finished."""
-        if self._life.phase is Phase.CLOSED:
+        if self._life.phase is Phase.CLOSED and not registry.process_end.has_begun:
             raise ConfigurationError(
                 f"log was called on rank {self._link.topology.global_rank} after the session was finished. Log before "
                 "finish(), or open another session."
             )
         if self._life.phase is Phase.DETACHED:
             self._notices.row_dropped(values)
-        return self._life.phase is Phase.DETACHED
+        return self._life.phase is not Phase.OPEN
 
     def _copied(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of a row, with what W&B stores of its media now: the script may change them."""

@@ -114,6 +114,11 @@ class ProcessEnd:
             if self._is_due and not self._finishing:
                 _die_of(signal.SIGTERM)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether SIGTERM ends the runs, while what the main thread was doing continues now and then."""
+        return self._ending is not None and self._pid == os.getpid()
+
     def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
         """End the runs, then end the process by the signal, as it would have without a handler.
 
