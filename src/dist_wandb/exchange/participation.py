@@ -310,12 +310,12 @@ class Participation:
 
     def was_awaited(self) -> bool:
         """Return whether the others have given this rank up: it took part, here or before this session, or is late."""
-        if self.generation is not None or self.membership is None:
-            return self.generation is not None
-        presence, before = self.membership.presence, set[int]()
+        presence = self.joined.presence
+        if self.generation is not None or presence.waited >= self._context.limits.peer_timeout:
+            return True
         with suppress(RendezvousError):
-            before = presence.before()
-        return presence.waited >= self._context.limits.peer_timeout or self._context.unit.index in before
+            return self._context.unit.index in presence.before()
+        return False
 
     def be_alone(self) -> None:
         unit, membership, generation = self._context.unit, self.membership, self.generation
