@@ -50,7 +50,7 @@ def run_script(directory: Path, strategy: str, *modes: str, server: WandbServer 
 def stored(directory: Path, number: int) -> dict[tuple[str, int], Written]:
     """Return the content of `number` files that all ended well, by run id and rank."""
     found: dict[tuple[str, int], list[StoredRun]] = {}
-    for run in sorted(ended_runs(directory, number), key=lambda run: str(run.path)):
+    for run in ended_runs(directory, number):
         assert run.exit_code == 0
         rank = 0 if run.sidecar is None else run.sidecar.global_rank
         found.setdefault((run.run_id, rank), []).append(run)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, ReadError, suggest, visible
-from dist_wandb.wandb_files.finding import files_below, natural_order
+from dist_wandb.wandb_files.finding import files_below, natural_order, path_order
 from dist_wandb.wandb_files.reading import (
     MOST_METRICS,
     MOST_VALUES,
@@ -285,7 +285,7 @@ def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:
     for file in files:
         together[file.project, file.run_id].append(file)
     runs = [_run_of(parts) for parts in together.values()]
-    return sorted(runs, key=lambda run: (run.started or "", natural_order(str(run.files[0]))))
+    return sorted(runs, key=lambda run: (run.started or "", path_order(run.files[0])))
 
 
 def _run_of(files: Sequence[StoredRun]) -> LocalRun:
@@ -315,7 +315,7 @@ def _run_of(files: Sequence[StoredRun]) -> LocalRun:
 def _writers_of(files: Sequence[StoredRun]) -> tuple[Writer, ...]:
     """Return the writers of one run: the primary, then the others by rank."""
     by_label: dict[str | None, list[StoredRun]] = defaultdict(list)
-    for file in sorted(files, key=lambda file: (file.started or "", natural_order(str(file.path)))):
+    for file in sorted(files, key=lambda file: (file.started or "", path_order(file.path))):
         by_label[file.shared_as.label if file.shared_as else None].append(file)
     writers = []
     for label, parts in by_label.items():

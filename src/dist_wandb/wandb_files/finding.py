@@ -56,7 +56,7 @@ def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Dir
         found = _found_in(top, start, report)
     finally:
         os.close(start)
-    return {path: found[path] for path in sorted(found, key=lambda path: natural_order(str(path)))}
+    return {path: found[path] for path in sorted(found, key=path_order)}
 
 
 def _found_in(top: Path, start: int, report: Callable[[ReadError], None]) -> dict[Path, Directory]:
@@ -98,6 +98,11 @@ def natural_order(text: str) -> list[str]:
     """Return a sort key that puts ``rank-2`` before ``rank-10``."""
     start, rest = text[:_NATURAL], text[_NATURAL:]  # because a list of all parts is 50 times as large as the text
     return [*(part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", start)), rest]
+
+
+def path_order(path: Path) -> tuple[list[str], list[str]]:
+    """Return a sort key that puts the run directories ``X`` and ``X-1``, of starts within one second, in this order."""
+    return natural_order(str(path.parent)), natural_order(path.name)
 
 
 def is_in_run_directory(path: Path) -> bool:

@@ -28,6 +28,12 @@ def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:
     assert find_runs(tmp_path) == [second, tenth, online]
 
 
+def test_a_restart_within_the_same_second_is_found_after_the_first_start(tmp_path: Path) -> None:
+    second = touch(tmp_path / "wandb/offline-run-20260101_000000-a-1/run-a.wandb")  # as wandb names it
+    first = touch(tmp_path / "wandb/offline-run-20260101_000000-a/run-a.wandb")
+    assert find_runs(tmp_path) == [first, second]
+
+
 def test_links_below_the_directory_are_not_followed(tmp_path: Path) -> None:
     run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
     (tmp_path / "latest-run").symlink_to(run.parent.name)

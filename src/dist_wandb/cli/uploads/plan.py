@@ -16,7 +16,7 @@ from dist_wandb.cli.uploads.state import FileState, Sent, another_upload, read_l
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.runs.client_settings import artifact_staging, default_entity, own_entities
 from dist_wandb.wandb_files.debug_log import log_of
-from dist_wandb.wandb_files.finding import is_in_run_directory, natural_order
+from dist_wandb.wandb_files.finding import is_in_run_directory, path_order
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
 from dist_wandb.wandb_files.small_files import KINDS, open_ordinary
@@ -316,9 +316,9 @@ def _known_by_directory(file: UploadFile) -> UploadFile:
 
 
 def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
-    def order(run: StoredRun) -> tuple[bool, str, list[str]]:
+    def order(run: StoredRun) -> tuple[bool, str, object]:
         is_primary = run.shared_as is not None and run.shared_as.primary
-        return is_primary, run.started or "", natural_order(str(run.path))
+        return is_primary, run.started or "", path_order(run.path)
 
     ordered = sorted(runs, key=order)
     files: list[UploadFile] = []
