@@ -212,9 +212,6 @@ class Forming:
         broken_check = Interval(_BROKEN_CHECK_INTERVAL, len(generation.members))
         until = time.monotonic() + grace(self._limits, self._unit)
 
-        def is_too_late() -> bool:
-            return time.monotonic() >= until and is_late()
-
         def addresses_or_nothing() -> list[str | None] | None:
             if is_last:
                 met.read_new()
@@ -223,12 +220,13 @@ class Forming:
                 self._keys.publish(f"{name}/all", list(dict.fromkeys(addresses_of.values())))
             addresses: list[str | None] | None = self._keys.try_get(f"{name}/all")
             if addresses is None and broken_check.is_over(time.monotonic()):
-                return [] if self._generations.is_broken(generation) or is_too_late() else None
+                is_too_late = time.monotonic() >= until and is_late()
+                return [] if self._generations.is_broken(generation) or is_too_late else None
             return addresses
 
         self.missing = frozenset()
         found = poll_until_stopped(addresses_or_nothing, within, self._is_stopped, len(generation.members))
-        is_over = found is None or (not found and is_too_late())
+        is_over = not found and (found is None or not self._generations.is_broken(generation))
         if is_over and not group.level:  # those of higher groups may still be waiting in theirs
             met.read_new()
             self.missing = frozenset(group.members) - dict(met.values).keys()
