@@ -71,7 +71,7 @@ def find_runs(directory: Path | str, report: Callable[[ReadError], None] = lambd
 
 
 def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[StoredRun]:
-    """Wait for `number` ended runs below `directory` and return them, in the order of their starts.
+    """Wait for `number` ended runs below `directory` and return them, by rank, then by start.
 
     wandb continues to write after `finish`. Names of directories do not give the order: they have whole seconds.
     """
@@ -79,7 +79,7 @@ def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[Stor
     while True:
         runs, errors = read_files(find_runs(directory))
         if len(runs) == number and not errors and all(run.exit_code is not None for run in runs):
-            return sorted(runs, key=lambda run: run.started or "")
+            return sorted(runs, key=lambda run: (run.sidecar.global_rank if run.sidecar else 0, run.started))
         found = [(str(run.path), run.exit_code) for run in runs]
         assert time.monotonic() < deadline, f"expected {number} ended runs, found {found} and {errors}"
         time.sleep(0.2)

@@ -281,10 +281,11 @@ class Elsewhere:
         """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
         if published == self._published or self._link.plan.run_mode != "auto" or not self._run():
             return
-        self._published = published
         try:
             found = self._shared()
             new = [] if found is None else found.read_new()
+            if found is None or len(found.values) >= found.count():  # else the store has not answered: read again
+                self._published = published
         except (RendezvousError, UnansweredError) as error:
             _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
             return

@@ -14,7 +14,10 @@ from units import eventually
 from wandb.sdk.wandb_alerts import AlertLevel
 
 import dist_wandb
+from dist_wandb.job.job_store import SharedList
 from dist_wandb.job.model import Topology
+from dist_wandb.job.timed_caller import UnansweredError
+from dist_wandb.session import own_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
 
@@ -69,6 +72,27 @@ def test_an_alert_of_another_rank_that_fails_is_said_where_the_run_is(
     sessions[2].alert("NaN", "in the loss")
     said = "an alert of another rank could not be sent: 'NaN': ConnectionError('no network')"
     eventually(lambda: said in caplog.text)
+
+
+class BusyList(SharedList):
+    """A list whose store does not answer at first, or answers no more once it has told how many values there are."""
+
+    refusals = iter(["an error", "nothing"])
+
+    def read_new(self, *, soon: bool = False) -> list[Any]:
+        refusal = next(self.refusals, None)
+        if refusal == "an error":
+            raise UnansweredError("busy")
+        return [] if refusal else super().read_new(soon=soon)
+
+
+def test_an_alert_is_read_again_if_the_store_did_not_answer(
+    job: Job, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_run, "SharedList", BusyList)
+    sessions = job(THREE)
+    sessions[2].alert("NaN", "in the loss")
+    eventually(lambda: fake_wandb.runs[0].alerts == [("NaN", "in the loss", None, None)])
 
 
 @pytest.mark.usefixtures("fake_wandb")
