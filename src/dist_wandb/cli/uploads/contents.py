@@ -21,7 +21,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -215,14 +215,114 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
             f"it has a record of an unknown kind ({min(unknown)}). If the run is your own, written by a newer wandb, "
             "give --trust."
         )
-    revision = _Revision(record, rules, make_copy)
-    changes: dict[int, _Change] = {_FILES: revision.files, _RUN: revision.run, _ARTIFACT: revision.artifact}
-    if changes.keys().isdisjoint(kinds):
+    if kinds.isdisjoint((_FILES, _RUN, _ARTIFACT)):
         return record
     try:
-        return _mapped(record, 0, len(record), changes)
+        for name in _texts(record, _FILES, _FILE, _PATH):
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or "\0" in name:
+                below = rules.directory.path / "files"
+                raise UploadError(f"it names {name!r} as a file of the run, which is not below {below}.")
+        for name in () if rules.trust else _texts(record, _ARTIFACT, _MANIFEST, _MANIFEST_FILE):
+            raise UploadError(
+                f"an artifact of it names {name!r} as the list of its files, which W&B's uploader reads, with all the "
+                "files in it, and removes. If the run is your own, give --trust."
+            )
+        _check_addresses(record)
+        changed = _changed(record, (_RUN,), lambda run: _owned(run, _ENTITY_OF_RUN, rules, is_required=True))
+        changed = _changed(changed, (_ARTIFACT,), lambda one: _owned(one, _ENTITY_OF_ARTIFACT, rules))
+        return _changed(changed, (_ARTIFACT, _MANIFEST, _CONTENTS), lambda entry: _copied(entry, rules, make_copy))
     except MalformedError as error:
         raise UploadError(f"it has a record that is not in W&B's format: {error}.") from None
+
+
+def _check_addresses(record: bytes) -> None:
+    """Check names that become parts of URLs: with one such as ``../../owner/project/id`` it would be another run."""
+    for what, name in [(what, name) for number, what in _IN_ADDRESSES.items() for name in _texts(record, _RUN, number)]:
+        if _STEERING & set(name) or not name.isprintable() or name in (".", "..") or len(name) > _LONGEST_NAME:
+            raise UploadError(
+                f"the {what} of its run is {name[:_LONGEST_NAME]!r}, which would lead to another address of the "
+                "server. W&B does not allow such names."
+            )
+
+
+def _owned(message: bytes, field: int, rules: Rules, *, is_required: bool = False) -> bytes:
+    """Check the owner in a message; append the one that the user named, because the last one counts."""
+    named = [_text(message[begin:end]) for number, _, begin, end in fields(message) if number == field]
+    if rules.owner is not None:
+        return message + field_of(field, rules.owner.encode()) if is_required or any(named) else message
+    for owner in [name or rules.default for name in named or [""]]:
+        if owner and not rules.trust and owner not in rules.owners:
+            raise UploadError(
+                f"its owner is {owner!r}, which is not known to be yours. To upload it there, give --entity {owner}, "
+                "or set WANDB_ENTITY; to upload it to another owner, name that one."
+            )
+    return message
+
+
+def _copied(entry: bytes, rules: Rules, make_copy: Copier) -> bytes:
+    """Check the file that an artifact's entry names; append the path of its copy, because the last one counts."""
+    found = {number: entry[begin:end] for number, _, begin, end in fields(entry) if end > begin}
+    name = _text(found.get(_LOCAL_PATH, b""))
+    path = Path(name)
+    is_allowed = path.is_absolute() and ".." not in path.parts and "\0" not in name
+    top = next((top for top in rules.folders if is_allowed and top in path.parents), None)
+    if top is None:
+        if not name or rules.trust:
+            return entry
+        raise UploadError(
+            f"an artifact of it names {name!r}, a file that is neither in the run's directory nor in W&B's staging "
+            f"directory for artifacts ({rules.staging}). If the run is your own, give --trust."
+        )
+    within = rules.folders[top]
+    try:
+        at = replace(within, path=top) if within else Directory.at(top)  # the path may be another one of it
+        copy = make_copy(path, at)
+        if copy is not None and within is None and not rules.trust and found.get(_DIGEST) != _digest(copy):
+            raise UploadError(
+                f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content of that "
+                "file differs from the artifact's. If the run is your own, give --trust."
+            )
+    except (OSError, ReadError) as error:
+        if rules.trust:  # W&B's uploader reports it
+            return entry
+        raise UploadError(
+            f"an artifact of it names {name!r}, which cannot be read ({error}). If the run is your own, "
+            "--trust uploads it without that file."
+        ) from None
+    return entry if copy is None else entry + field_of(_LOCAL_PATH, str(copy).encode())
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise UploadError(f"it has text that is not UTF-8: {content[:80]!r}.") from None
+
+
+def _texts(record: bytes, *path: int) -> Iterator[str]:
+    """Yield the texts, except empty ones, at a path of numbers of fields."""
+    places = [(0, len(record))]
+    for wanted in path:
+        found = (field for place in places for field in fields(record, *place, _MOST_FILES))
+        places = [(begin, end) for number, _, begin, end in found if number == wanted and end > begin]
+    return (_text(record[begin:end]) for begin, end in places)
+
+
+def _changed(
+    message: bytes, path: Sequence[int], change: Callable[[bytes], bytes], start: int = 0, stop: int | None = None
+) -> bytes:
+    """Return ``message[start:stop]`` with the contents, except empty ones, at a path of numbers of fields changed."""
+    written: list[bytes] = []
+    position = start
+    for number, first, begin, end in fields(message, start, stop, _MOST_FILES):
+        if number == path[0] and end > begin:
+            is_last = len(path) == 1
+            changed = change(message[begin:end]) if is_last else _changed(message, path[1:], change, begin, end)
+            if changed != message[begin:end]:
+                written += [message[position:first], field_of(number, changed)]
+                position = end
+    return b"".join([*written, message[position:stop]])
 
 
 class Summary:
@@ -263,126 +363,7 @@ class Summary:
             return record
         self._is_put = True
         items = b"".join(field_of(_UPDATE, item) for item in self._items.values())
-        return _mapped(record, 0, len(record), {_SUMMARY: lambda start, stop: items + record[start:stop]})
-
-
-_Change = Callable[[int, int], bytes]
-
-
-def _mapped(message: bytes, start: int, stop: int, changes: dict[int, _Change]) -> bytes:
-    written: list[bytes] = []
-    position = start
-    for number, first, begin, end in fields(message, start, stop, _MOST_FILES):
-        if number in changes and end > begin:
-            changed = changes[number](begin, end)
-            if changed != message[begin:end]:
-                written += [message[position:first], field_of(number, changed)]
-                position = end
-    return b"".join([*written, message[position:stop]])
-
-
-@dataclass(frozen=True)
-class _Revision:
-    """The revision of one record: methods check a message in it, and return that as it is uploaded."""
-
-    record: bytes
-    rules: Rules
-    make_copy: Copier
-
-    def files(self, start: int, stop: int) -> bytes:
-        for number, _, begin, end in fields(self.record, start, stop, _MOST_FILES):
-            for field, _, first, last in fields(self.record, begin, end) if number == _FILE else ():
-                name = self._text(first, last) if field == _PATH else ""
-                path = PurePosixPath(name)
-                if path.is_absolute() or ".." in path.parts or "\0" in name:
-                    below = self.rules.directory.path / "files"
-                    raise UploadError(f"it names {name!r} as a file of the run, which is not below {below}.")
-        return self.record[start:stop]
-
-    def run(self, start: int, stop: int) -> bytes:
-        for number, _, begin, end in fields(self.record, start, stop):
-            if number in _IN_ADDRESSES and end > begin:
-                name = self._text(begin, end)
-                # With a name such as ``../../owner/project/id`` it would be another run.
-                if _STEERING & set(name) or not name.isprintable() or name in (".", "..") or len(name) > _LONGEST_NAME:
-                    raise UploadError(
-                        f"the {_IN_ADDRESSES[number]} of its run is {name[:_LONGEST_NAME]!r}, which would lead to "
-                        "another address of the server. W&B does not allow such names."
-                    )
-        return self.record[start:stop] + self._owner(start, stop, _ENTITY_OF_RUN, is_required=True)
-
-    def artifact(self, start: int, stop: int) -> bytes:
-        owner = self._owner(start, stop, _ENTITY_OF_ARTIFACT, is_required=False)
-        return _mapped(self.record, start, stop, {_MANIFEST: self._manifest}) + owner
-
-    def _owner(self, start: int, stop: int, field: int, *, is_required: bool) -> bytes:
-        """Check the owner; return the one that the user named as a field to append, because the last one counts."""
-        rules = self.rules
-        found = fields(self.record, start, stop)
-        named = [self._text(begin, end) for number, _, begin, end in found if number == field]
-        if rules.owner is not None:
-            return field_of(field, rules.owner.encode()) if is_required or any(named) else b""
-        for owner in [name or rules.default for name in named or [""]]:
-            if owner and not rules.trust and owner not in rules.owners:
-                raise UploadError(
-                    f"its owner is {owner!r}, which is not known to be yours. To upload it there, give --entity "
-                    f"{owner}, or set WANDB_ENTITY; to upload it to another owner, name that one."
-                )
-        return b""
-
-    def _manifest(self, start: int, stop: int) -> bytes:
-        for number, _, begin, end in fields(self.record, start, stop, _MOST_FILES):
-            if number == _MANIFEST_FILE and end > begin and not self.rules.trust:
-                raise UploadError(
-                    f"an artifact of it names {self._text(begin, end)!r} as the list of its files, which W&B's "
-                    "uploader reads, with all the files in it, and removes. If the run is your own, give --trust."
-                )
-        return _mapped(self.record, start, stop, {_CONTENTS: self._entry})
-
-    def _entry(self, start: int, stop: int) -> bytes:
-        found = fields(self.record, start, stop)
-        digests = {self.record[begin:end] for number, _, begin, end in found if number == _DIGEST}
-
-        def local_path(begin: int, end: int) -> bytes:
-            return self._local_path(self._text(begin, end), digests).encode()
-
-        return _mapped(self.record, start, stop, {_LOCAL_PATH: local_path})
-
-    def _local_path(self, name: str, digests: set[bytes]) -> str:
-        rules, path = self.rules, Path(name)
-        is_allowed = path.is_absolute() and ".." not in path.parts and "\0" not in name
-        top = next((top for top in rules.folders if is_allowed and top in path.parents), None)
-        if top is None and not rules.trust:
-            raise UploadError(
-                f"an artifact of it names {name!r}, a file that is neither in the run's directory nor in W&B's staging "
-                f"directory for artifacts ({rules.staging}). If the run is your own, give --trust."
-            )
-        if top is None:
-            return name
-        within = rules.folders[top]
-        try:
-            at = replace(within, path=top) if within else Directory.at(top)  # the path may be another one of it
-            copy = self.make_copy(path, at)
-            if copy is not None and within is None and not rules.trust and digests != {_digest(copy)}:
-                raise UploadError(
-                    f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content "
-                    "of that file differs from the artifact's. If the run is your own, give --trust."
-                )
-        except (OSError, ReadError) as error:
-            if rules.trust:  # W&B's uploader reports it
-                return name
-            raise UploadError(
-                f"an artifact of it names {name!r}, which cannot be read ({error}). If the run is your own, "
-                "--trust uploads it without that file."
-            ) from None
-        return name if copy is None else str(copy)
-
-    def _text(self, begin: int, end: int) -> str:
-        text = self.record[begin:end]
-        try:
-            return text.decode()
-        except UnicodeDecodeError:
-            raise UploadError(f"it has text that is not UTF-8: {text[:80]!r}.") from None
+        return _changed(record, (_SUMMARY,), lambda own: items + own)
 
 
 def _digest(path: Path) -> bytes:
