@@ -14,8 +14,9 @@ import math
 import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -131,45 +132,26 @@ class Curve:
 
 
 def _at_most(most: int, stretches: list[Stretch]) -> list[Stretch]:
-    """Join neighbours until there are at most `most` stretches."""
+    """Join pairs of neighbours until there are at most `most` stretches."""
     while len(stretches) > most:
-        stretches = _joined(stretches, 2 * max(stretch.number for stretch in stretches))
+        pairs = zip_longest(stretches[::2], stretches[1::2])
+        stretches = [one.joined(other) if other else one for one, other in pairs]
     return stretches
 
 
-def _joined_points(xs: Sequence[float], ys: Sequence[float], size: int) -> list[Stretch]:
+def _joined_points(xs: Sequence[float], ys: Sequence[float], size: int) -> Iterator[Stretch]:
     """Join points, in the order in which they were added, into stretches of `size` points each."""
-    if size == 1:
-        return [Stretch(1, point[1], point, point, point, point) for point in zip(xs, ys, strict=True)]
-    made = []
     for begin in range(0, len(ys), size):
         part = ys[begin : begin + size]
         low, high = min(part), max(part)
-        made.append(
-            Stretch(
-                len(part),
-                sum(part),  # may be infinite; `math.fsum` would raise
-                (xs[begin], part[0]),
-                (xs[begin + part.index(low)], low),
-                (xs[begin + part.index(high)], high),
-                (xs[begin + len(part) - 1], part[-1]),
-            )
+        yield Stretch(
+            len(part),
+            sum(part),  # may be infinite; `math.fsum` would raise
+            (xs[begin], part[0]),
+            (xs[begin + part.index(low)], low),
+            (xs[begin + part.index(high)], high),
+            (xs[begin + len(part) - 1], part[-1]),
         )
-    return made
-
-
-def _joined(stretches: Sequence[Stretch], size: int) -> list[Stretch]:
-    """Join neighbours that have at most `size` points together. At least every second stretch is joined."""
-    made: list[Stretch] = []
-    alone = True  # whether the last of `made` is a single stretch
-    for stretch in stretches:
-        if made and (alone or made[-1].number + stretch.number <= size):
-            made[-1] = made[-1].joined(stretch)
-            alone = False
-        else:
-            made.append(stretch)
-            alone = True
-    return made
 
 
 def edges_of(curves: Iterable[Sequence[Stretch]], most: int) -> list[float]:
