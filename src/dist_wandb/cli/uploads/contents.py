@@ -61,20 +61,8 @@ _PIECE = 1 << 20
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Entry:
-    """An entry below a run's ``files`` that is not a folder."""
-
-    path: Path
-    kind: int  # as `stat.S_IFMT` returns it
-
-    @property
-    def is_link(self) -> bool:
-        return self.kind == stat.S_IFLNK
-
-    @property
-    def is_file(self) -> bool:
-        return self.kind == stat.S_IFREG
+Entry = tuple[Path, int]
+"""An entry below a run's ``files`` that is not a folder: its path, and its kind as `stat.S_IFMT` returns it."""
 
 
 def entries_below(files: Path, within: Directory) -> Iterator[Entry]:
@@ -90,7 +78,7 @@ def _entries(path: Path, parent: int, depth: int) -> Iterator[Entry]:
     except FileNotFoundError:  # removed meanwhile
         return
     if kind != stat.S_IFDIR:
-        yield Entry(path, kind)
+        yield path, kind
         return
     if depth > _DEEPEST:
         raise ReadError(f"{path}: more than {_DEEPEST} folders are nested. W&B makes two or three.")
@@ -114,22 +102,22 @@ def copy_files(
 ) -> None:
     """Copy a run's regular files; raise `UploadError` for a link that is not followed, or without enough space."""
     target.mkdir(mode=0o700)
-    for entry in entries_below(files, within):
-        name = entry.path.relative_to(files)
+    for path, kind in entries_below(files, within):
+        name, is_link = path.relative_to(files), kind == stat.S_IFLNK
         if str(name) in leave_out:
             continue
-        if entry.is_link and not follow:
-            raise UploadError(link_in_words(entry))
-        source = entry.path.resolve() if entry.is_link else entry.path
-        if entry.is_file or (entry.is_link and source.is_file()):
+        if is_link and not follow:
+            raise UploadError(link_in_words(path))
+        source = path.resolve() if is_link else path
+        if kind == stat.S_IFREG or (is_link and source.is_file()):
             copy = target / name
             copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             may_link = name.name not in _WRITTEN_BY_WANDB and name.parts[0] != "logs"
-            copy_file(source, copy, None if entry.is_link else within, may_link=may_link)
+            copy_file(source, copy, None if is_link else within, may_link=may_link)
 
 
-def link_in_words(entry: Entry) -> str:
-    return f"{entry.path} is a symbolic link: its target is not uploaded unless you give --trust."
+def link_in_words(path: Path) -> str:
+    return f"{path} is a symbolic link: its target is not uploaded unless you give --trust."
 
 
 def copy_file(source: Path, target: Path, within: Directory | None, *, may_link: bool = True) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from stat import S_IFLNK, S_IFREG
 
 from dist_wandb.cli.uploads.contents import Entry, Rules, entries_below, link_in_words, violations
 from dist_wandb.cli.uploads.state import FileState, Sent, another_upload, read_log
@@ -209,7 +210,7 @@ def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
         yield from others
         return
     yield from violations(file.path, rules_of(file))
-    links = [] if file.terms.trust else [link_in_words(entry) for entry in entries if entry.is_link]
+    links = [] if file.terms.trust else [link_in_words(path) for path, kind in entries if kind == S_IFLNK]
     yield from _first(links, file, "links")
 
 
@@ -231,8 +232,8 @@ def _owned_by_others(file: UploadFile) -> Iterator[str]:
 
 def left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield remarks about entries that are neither files nor links."""
-    others = [entry for entry in entries if not entry.is_link]
-    lines = [f"{entry.path} is {KINDS.get(entry.kind, 'not a file')}: it is left out." for entry in others]
+    others = [(path, KINDS.get(kind, "not a file")) for path, kind in entries if kind != S_IFLNK]
+    lines = [f"{path} is {what}: it is left out." for path, what in others]
     yield from _first(lines, file, "of that kind")
 
 
@@ -345,7 +346,7 @@ def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
         return replace(planned, refusals=tuple(under_way))
     own = [reason for file in left for reason in problems_of_file(file, now)]
     listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
-    beside = [(file, [entry for entry in entries if not entry.is_file]) for file, entries in listed]
+    beside = [(file, [entry for entry in entries if entry[1] != S_IFREG]) for file, entries in listed]
     return replace(
         planned,
         refusals=(*problems_of_run(ordered), *own),
