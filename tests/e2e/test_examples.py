@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from processes import clean_environment, run_job, torchrun
-from stored import ended_runs, find_runs
+from stored import ended_runs, find_runs, read_files
 
 from dist_wandb.cli.uploads.plan import UploadRun, plan_uploads
-from dist_wandb.wandb_files.reading import read_files
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIGHTNING, ACCELERATE, TRANSFORMERS, TORCH = (

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stored import find_runs
+from stored import find_runs, read_files, read_run
 
-from dist_wandb.wandb_files.reading import StoredRun, read_files, read_history, read_run
+from dist_wandb.wandb_files.reading import StoredRun, read_history
 
 PRELUDE = """
 import sys, wandb

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 from processes import Finished, clean_environment, run_job, started, torchrun, wait_until
-from stored import ended_runs, find_runs
+from stored import ended_runs, find_runs, read_files
 from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
 from wandb_server import MEASURED, Request, WandbServer
 
 import dist_wandb
 from dist_wandb.cli import main
-from dist_wandb.wandb_files.reading import read_files
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, RunMode
+from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.finding import find_files
-from dist_wandb.wandb_files.reading import StoredRun, read_files, read_history
+from dist_wandb.wandb_files.reading import StoredRun, read_each, read_history
+from dist_wandb.wandb_files.small_files import Directory
 
 VECTORS = Path(__file__).parents[1] / "unit" / "modes.json"
 COMBINATIONS: list[tuple[RunMode, RankScope]] = [(mode, scope) for mode in RUN_MODES for scope in RANK_SCOPES]
@@ -68,6 +70,16 @@ def vector_of(
 def find_runs(directory: Path | str, report: Callable[[ReadError], None] = lambda _: None) -> list[Path]:
     """Return the files of the runs below a directory."""
     return list(find_files(Path(directory), report))
+
+
+def read_run(path: Path, metrics: Iterable[str] | None = ("*",)) -> StoredRun:
+    return reading.read_run(path, Directory.at(path.parent), metrics)
+
+
+def read_files(paths: Iterable[Path]) -> tuple[list[StoredRun], dict[Path, ReadError]]:
+    """Return the runs of files in order, and the errors of the others."""
+    runs, errors = read_each({path: Directory.at(path.parent) for path in paths}, reading.read_run)
+    return runs, dict(errors)
 
 
 def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[StoredRun]:

@@ -27,7 +27,8 @@ from dist_wandb.wandb_files.reading import (
     State,
     StoredRun,
     joined,
-    read_files,
+    read_each,
+    read_run,
     rows_in,
 )
 from dist_wandb.wandb_files.records import read_records
@@ -271,12 +272,12 @@ def read_runs(
 
 
 def runs_below(
-    directories: Sequence[Path], metrics: Iterable[str] | None = ("*",)
+    directories: Sequence[Path], metrics: Sequence[str] | None = ("*",)
 ) -> tuple[list[StoredRun], list[tuple[Path, ReadError]]]:
     """Read the run files below directories; return the runs and what could not be read. Raises as `files_below`."""
     files, unseen = files_below(directories)
-    runs, unreadable = read_files(files, metrics=metrics)
-    return runs, [*unreadable.items(), *unseen]
+    runs, unreadable = read_each(files, lambda path, directory: read_run(path, directory, metrics))
+    return runs, unreadable + unseen
 
 
 def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:

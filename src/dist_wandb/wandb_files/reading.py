@@ -111,49 +111,36 @@ class StoredRun:
 
 
 def read_run(
-    path: str | os.PathLike[str],
-    *,
+    path: Path,
+    directory: Directory,  # of the file, as `find_files` found it
     metrics: Iterable[str] | None = ("*",),  # patterns such as ``val/*``; `None` not to read rows, which is faster
-    directory: Directory | None = None,  # as `find_files` found it; `None` for the one that is there now
 ) -> StoredRun:
     """Read one ``.wandb`` file, and dist_wandb's sidecar in the same directory. Damaged parts are skipped.
 
     ``run.finish()`` returns before the file is complete: for about a second the state of the run may be `"unfinished"`.
     Raises `ReadError` if it contains no readable data of a run.
     """
-    path = Path(path)
     contents = Contents(metrics or ())
-    try:
-        directory = directory or Directory.at(path.parent)
-    except OSError as error:
-        raise ReadError(f"{path}: its directory cannot be opened: {error.strerror or error}.") from None
     skipped = UNUSED if metrics is not None else UNUSED | {"history"}
     problems: list[str] = []
     for record in read_records(path, problems, skipped=skipped, within=directory):
         contents.add(record)
     if metrics is None and not contents.run:  # its rows may be readable
-        return read_run(path, directory=directory)
+        return read_run(path, directory)
     return contents.as_run(path, problems, directory)
 
 
-def read_files(
-    paths: Iterable[Path] | Mapping[Path, Directory], *, metrics: Iterable[str] | None = ("*",)
-) -> tuple[list[StoredRun], dict[Path, ReadError]]:
-    """Read several files as `read_run` does; return runs in order, and the errors of the others."""
-    patterns = None if metrics is None else tuple(metrics)
-    known = paths if isinstance(paths, Mapping) else {}
-    return read_each(paths, lambda path: read_run(path, metrics=patterns, directory=known.get(path)))
-
-
-def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[list[T], dict[Path, ReadError]]:
+def read_each(
+    files: Mapping[Path, Directory], read: Callable[[Path, Directory], T]
+) -> tuple[list[T], list[tuple[Path, ReadError]]]:
     """Read files one after the other; return the results in order, and the errors. Any failure affects one file."""
     results: list[T] = []
-    errors: dict[Path, ReadError] = {}
-    for path in paths:
+    errors: list[tuple[Path, ReadError]] = []
+    for path, directory in files.items():
         try:
-            results.append(read(path))
+            results.append(read(path, directory))
         except Exception as error:  # noqa: BLE001, PERF203
-            errors[path] = ReadError(in_words(error, path))
+            errors.append((path, ReadError(in_words(error, path))))
     return results, errors
 
 

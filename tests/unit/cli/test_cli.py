@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offline_runs import refuse_to_scan, sidecar_record
 from record_files import content_of, of_json
+from stored import read_run
 
 from dist_wandb import __version__
 from dist_wandb.cli import main, show
 from dist_wandb.cli.command import sparkline
 from dist_wandb.cli.uploads.state import FileState, Sent
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.reading import read_run
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offline_runs import sidecar_record
 from record_files import content_of, of_json
-from stored import find_runs
+from stored import find_runs, read_files, read_run
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
-from dist_wandb.wandb_files.reading import largest_step, read_files, read_history, read_run
+from dist_wandb.wandb_files.reading import largest_step, read_each, read_history
 from dist_wandb.wandb_files.sidecar import read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
 
@@ -124,8 +124,6 @@ def test_a_path_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -
     name = "x" * 300
     with pytest.raises(ReadError, match=r"x: the \.wandb file cannot be read: File name too long\.$"):
         read_history(tmp_path / name)
-    with pytest.raises(ReadError, match=r"\.wandb: its directory cannot be opened: File name too long\.$"):
-        read_run(tmp_path / name / "run-exp.wandb")
 
 
 def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
@@ -199,22 +197,20 @@ def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
     assert f"{folder / 'run-zero.wandb'} is a symbolic link" in messages["run-zero.wandb"]
 
 
-# --- read_files, read_history -----------------------------------------------------------------------------------------
+# --- read_each, read_history -----------------------------------------------------------------------------------------
 
 
-def test_any_failure_affects_only_its_file(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    hurt, healthy = write_run(RUN, run_id="hurt"), write_run(RUN, run_id="healthy")
+def test_any_failure_affects_only_its_file(tmp_path: Path) -> None:
+    hurt, healthy = tmp_path / "hurt", tmp_path / "healthy"
 
-    def read(path: Path, **given: Any) -> reading.StoredRun:
+    def read(path: Path, _: Directory) -> Path:
         if path == hurt:
             raise RecursionError("maximum recursion depth exceeded")
-        return really_read(path, **given)
+        return path
 
-    really_read = reading.read_run
-    monkeypatch.setattr(reading, "read_run", read)
-    runs, errors = read_files([hurt, healthy])
-    assert [run.path for run in runs] == [healthy]
-    assert str(errors[hurt]) == f"{hurt}: RecursionError: maximum recursion depth exceeded"
+    found, ((failed, error),) = read_each(dict.fromkeys((hurt, healthy), Directory.at(tmp_path)), read)
+    assert (found, failed) == ([healthy], hurt)
+    assert str(error) == f"{hurt}: RecursionError: maximum recursion depth exceeded"
 
 
 def test_history_has_every_row_in_order_with_floats_for_what_is_not_finite(write_run: WriteRun) -> None:

@@ -12,7 +12,7 @@ from stored import find_runs
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.finding import find_files
-from dist_wandb.wandb_files.reading import read_files
+from dist_wandb.wandb_files.reading import read_each, read_run
 from dist_wandb.wandb_files.small_files import Directory, read_small
 
 
@@ -55,9 +55,9 @@ def test_a_run_directory_that_is_replaced_after_the_search_is_not_read(tmp_path:
     found = find_files(tmp_path / "shared", lambda error: pytest.fail(str(error)))
     (path,) = found
     replace(path.parent, private)
-    runs, errors = read_files(found)
-    assert runs == []
-    assert "was replaced by another directory meanwhile" in str(errors[path])
+    runs, ((failed, error),) = read_each(found, read_run)
+    assert (runs, failed) == ([], path)
+    assert "was replaced by another directory meanwhile" in str(error)
 
 
 @pytest.mark.parametrize("part", ["files", "media", "file"])

@@ -50,9 +50,10 @@ from dist_wandb.reading.selection import flattened
 from dist_wandb.reading.stragglers import findings
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.wandb_files.finding import files_below, natural_order
-from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_files
+from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_run
 from dist_wandb.wandb_files.records import read_records
 from dist_wandb.wandb_files.sidecar import stalls_of
+from dist_wandb.wandb_files.small_files import Directory
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
@@ -110,28 +111,27 @@ def build(
 
     The runs of `choose` have their metrics if `by_values`, which costs one more reading of all rows.
     """
-    paths, unseen = files_below(directories)
-    refused: dict[Path, ReadError] = {}
+    files, errors = files_below(directories)
     if choose is not None:
-        runs, refused = read_files(paths, metrics=("*",) if by_values else None)
+        runs, unreadable = read_each(files, lambda path, within: read_run(path, within, ("*",) if by_values else None))
         kept = {path for run in choose(brought_together(runs)) for path in run.files}
-        paths = {path: within for path, within in paths.items() if path in kept}
+        files = {path: within for path, within in files.items() if path in kept}
+        errors = unreadable + errors
     budget = Budget(_STRETCHES)
 
-    def read(path: Path) -> FileForReport:
+    def read(path: Path, within: Directory) -> FileForReport:
         file = FileForReport(budget, metrics)
         problems: list[str] = []
-        for record in read_records(path, problems, skipped=("summary",), within=paths[path]):
+        for record in read_records(path, problems, skipped=("summary",), within=within):
             file.add(record)
-        file.end(path, problems, paths[path])
+        file.end(path, problems, within)
         if not secrets:  # the page may be handed on
             file.stored = replace(file.stored, config=redacted(file.stored.config))
             file.facts = {name: _without_secrets(fact) for name, fact in file.facts.items()}
         return file
 
-    found, unreadable = read_each(paths, read)
-    errors = (*refused.values(), *unreadable.values(), *(error for _, error in unseen))
-    problems = [str(error) for error in errors]
+    found, unreadable = read_each(files, read)
+    problems = [str(error) for _, error in unreadable + errors]
     below = " or ".join(repr(str(directory)) for directory in directories)
     if not found and (problems or choose is None):
         raise ReadError(f"None of the runs below {below} can be read. {' '.join(problems[:5])}")
