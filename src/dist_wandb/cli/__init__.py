@@ -37,15 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the pipe has ended, as `head` does
-        _drop_output()
-        return 1
-    except OSError:
-        problem = _problem_of_output()
+    except OSError as error:
+        is_broken_pipe = isinstance(error, BrokenPipeError)  # its reader has ended, as `head` does
+        problem = error if is_broken_pipe else _problem_of_output()
         if problem is None:
             raise
-        _drop_output()
-        print(f"dist-wandb: the output could not be written: {problem.strerror}.", file=sys.stderr)
+        # Discard the rest, so that Python does not fail to flush it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not is_broken_pipe:
+            print(f"dist-wandb: the output could not be written: {problem.strerror}.", file=sys.stderr)
         return 1
     except uploads.EndedError as error:
         print(f"dist-wandb: ended by {error.by.name}. {_CONTINUES}", file=sys.stderr)
@@ -68,11 +68,6 @@ def _problem_of_output() -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def _drop_output() -> None:
-    """Discard the rest of the output, so that Python does not fail to flush it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

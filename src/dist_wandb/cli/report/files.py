@@ -75,13 +75,13 @@ class Axes:
 
     def define(self, record: Mapping[str, Any]) -> None:
         axis, name, pattern = (record.get(key) for key in ("step_metric", "name", "glob_name"))
-        if not isinstance(axis, str) or not axis:
+        if not axis:
             return
         if len(self.names) < MOST_NAMES:
             self.names.add(axis)
-        if isinstance(name, str) and name:
+        if name:
             self._exact[name] = axis
-        elif isinstance(pattern, str) and len(self._patterns) < MOST_NAMES:
+        elif pattern and len(self._patterns) < MOST_NAMES:
             self._patterns[pattern.removesuffix("*")] = axis
 
     def of(self, name: str) -> str:
@@ -186,18 +186,13 @@ class ConsoleTail:
         if len(self._pending) > _LONGEST_PENDING:
             ended.append(self._pending)
             self._pending = ""
-        for line in ended:
-            self._put(line)
+        self.count += len(ended)
+        self.lines.extend(plain(line.rstrip("\r").rpartition("\r")[2])[:_LONGEST_LINE] for line in ended)
 
     def end(self) -> None:
         """Add an incomplete last line."""
         if self._pending:
-            self._put(self._pending)
-        self._pending = ""
-
-    def _put(self, line: str) -> None:
-        self.count += 1
-        self.lines.append(plain(line.rstrip("\r").rpartition("\r")[2])[:_LONGEST_LINE])
+            self.add("\n")
 
 
 class FileForReport:

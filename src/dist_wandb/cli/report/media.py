@@ -158,10 +158,7 @@ def cell_text(value: object) -> str:
         return f"[{plain(value['_type'])[:_LONGEST_CELL]}]"
     if isinstance(value, float):
         return f"{value:.6g}"
-    try:
-        return plain(json.dumps(value, ensure_ascii=False))[:_LONGEST_CELL]
-    except (TypeError, ValueError, RecursionError):
-        return "[value]"
+    return plain(json.dumps(value, ensure_ascii=False))[:_LONGEST_CELL]
 
 
 def checked(content: bytes) -> tuple[str, int, int] | None:
