@@ -6,11 +6,9 @@ A run of a report is a shared run, or a job that has a run for each rank.
 from __future__ import annotations
 
 import argparse
-import shlex
 import webbrowser
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -48,7 +46,6 @@ from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.reading.selection import flattened
 from dist_wandb.reading.stragglers import findings
-from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.wandb_files.finding import files_below, natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_run
 from dist_wandb.wandb_files.records import read_records
@@ -124,10 +121,7 @@ def build(
         problems: list[str] = []
         for record in read_records(path, problems, skipped=("summary",), within=within):
             file.add(record)
-        file.end(path, problems, within)
-        if not secrets:  # the page may be handed on
-            file.stored = replace(file.stored, config=redacted(file.stored.config))
-            file.facts = {name: _without_secrets(fact) for name, fact in file.facts.items()}
+        file.end(path, problems, within, secrets=secrets)
         return file
 
     found, unreadable = read_each(files, read)
@@ -190,7 +184,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
         missed.insert(
             0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
         )
-    facts, differing = _together([_facts_of(file) for file in files], names)
+    facts, differing = _together([file.facts for file in files], names)
     config, more_differing = _together([_flat(file.stored.config) for file in files], names)
     started = _text(min((file.stored.started for file in files if file.stored.started), default=None))
     run_id = plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
@@ -264,39 +258,6 @@ def _console(files: Sequence[tuple[str, FileForReport]]) -> list[Console]:
         if lines:
             consoles.append(Console(name, lines, file.console.count - len(lines)))
     return consoles
-
-
-def _facts_of(file: FileForReport) -> dict[str, str]:
-    """Return what is known of a run beside its config, as text."""
-    stored, facts = file.stored, file.facts
-    known: dict[str, Any] = {"tags": ", ".join(stored.tags), "job type": stored.job_type, **facts}
-    if "command" in facts:
-        known["command"] = shlex.join(map(str, facts["command"]))
-    return {name: cell_text(value) for name, value in known.items() if value}
-
-
-def _without_secrets(fact: str | list[str]) -> str | list[str]:
-    """Return a fact as `redacted` does; of a command, also without values whose options name secrets."""
-    if isinstance(fact, str):
-        return str(redacted(fact))
-    shown, option = [], ""
-    for argument in map(str, fact):
-        name, equals, value = argument.partition("=")
-        if equals and is_secret(name, _number_in(value)):
-            shown.append(f"{name}={HIDDEN}")
-        else:
-            is_hidden = option and not argument.startswith("--") and is_secret(option, _number_in(argument))
-            shown.append(HIDDEN if is_hidden else without_passwords(str(redacted(argument))))
-        option = argument if argument.startswith("-") and not equals else ""
-    return shown
-
-
-def _number_in(text: str) -> float | str:
-    """Return the number that an argument is, which the name of an option such as ``--max-tokens`` makes no secret."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
-from dist_wandb.cli.report.media import LoggedMedia
+from dist_wandb.cli.report.media import LoggedMedia, cell_text
 from dist_wandb.cli.report.page import plain
 from dist_wandb.cli.report.thinning import LARGEST, Blame, Budget, Curve
 from dist_wandb.reading.stragglers import RANK
+from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.settings.reduction import BUSY, DEGRADED
 from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
 from dist_wandb.wandb_files.records import Record
@@ -204,7 +207,7 @@ class FileForReport:
         self.rows: Rows = Rows(budget, metrics)
         self.system: dict[tuple[str, str], Curve] = {}  # by name and part (``"gpu 0"``; empty for the whole)
         self.console: ConsoleTail = ConsoleTail()
-        self.facts: dict[str, str | list[str]] = {}  # where and how the process was started; the command as a list
+        self.facts: dict[str, str] = {}  # what is known of the run beside its config
         self._contents = Contents()
         self._environment: dict[str, Any] = {}
         self._budget = budget
@@ -226,22 +229,33 @@ class FileForReport:
         else:
             self._contents.add(record)
 
-    def end(self, path: Path, problems: list[str], directory: Directory) -> None:
-        """Finish after the last record; raise `ReadError` without data of a run. `problems` are damaged parts."""
+    def end(self, path: Path, problems: list[str], directory: Directory, *, secrets: bool = False) -> None:
+        """Finish after the last record; raise `ReadError` without data of a run. `problems` are damaged parts.
+
+        Without `secrets`, config and facts have none: the page may be handed on.
+        """
         self.console.end()
         self._contents.rows = self.rows.progress.rows
-        self.stored = self._contents.as_run(path, problems, directory)
+        run = self._contents.as_run(path, problems, directory)
+        self.stored = run if secrets else replace(run, config=redacted(run.config))
         known = {**self._contents.run, **self._environment}
         count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
+        command = [program, *known.get("args", ())] if program else []
         found = {
+            "tags": ", ".join(run.tags),
+            "job type": run.job_type,
             "notes": known.get("notes"),
             "host": known.get("host"),
             "GPUs": f"{count} x {known.get('gpu_type') or 'unknown'}" if count else None,
-            "command": [program, *known.get("args", ())] if program else None,
+            "command": shlex.join(command if secrets else _without_secrets(command)),
             "Python": known.get("python"),
             "git commit": known.get("git", {}).get("commit"),
         }
-        self.facts = {name: value for name, value in found.items() if value}
+        self.facts = {
+            name: cell_text(fact if secrets or name == "command" else redacted(fact))
+            for name, fact in found.items()
+            if fact
+        }
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
         """Add a sample of system metrics, at the minutes since the first sample."""
@@ -273,3 +287,25 @@ class FileForReport:
 def seconds_of(time: str | None) -> float | None:
     """Return the seconds since the epoch of the time of a record; `None` without a time."""
     return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() if time else None
+
+
+def _without_secrets(command: Sequence[str]) -> list[str]:
+    """Return a command without the values of options that name secrets, and as `redacted` does."""
+    shown, option = [], ""
+    for argument in command:
+        name, equals, value = argument.partition("=")
+        if equals and is_secret(name, _number_in(value)):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            is_hidden = option and not argument.startswith("--") and is_secret(option, _number_in(argument))
+            shown.append(HIDDEN if is_hidden else without_passwords(str(redacted(argument))))
+        option = argument if argument.startswith("-") and not equals else ""
+    return shown
+
+
+def _number_in(text: str) -> float | str:
+    """Return the number that an argument is, which the name of an option such as ``--max-tokens`` makes no secret."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
