@@ -83,7 +83,7 @@ def give_away(top: Path, owner: int = STRANGER) -> None:
 
 def sidecar(run_id: str, **other: Any) -> dict[str, Any]:
     """Return the sidecar of the writer of a shared run with one rank."""
-    role = {"label": "rank-0", "primary": True, "update_finish_state": True}
+    role = {"label": "rank-0", "primary": True}
     rank = {"global_rank": 0, "local_rank": 0, "world_size": 1}
     return sidecar_record(run_id=run_id, base_id=run_id, **{**role, **rank, **other})
 

@@ -20,7 +20,6 @@ def sidecar_record(**changes: Any) -> dict[str, Any]:
         "shared": True,
         "label": "rank-1",
         "primary": False,
-        "update_finish_state": False,
         "group": None,
         "global_rank": 1,
         "local_rank": 1,

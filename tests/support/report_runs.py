@@ -136,7 +136,7 @@ def reduced_run(
     (files / "images" / "sample.png").write_bytes(png())
     (files / "images" / "a.png").write_bytes(png(shift=90))
     (files / "images" / "b.jpg").write_bytes(jpeg())
-    job = {"run_mode": "auto", "shared": False, "label": None, "primary": True, "update_finish_state": True}
+    job = {"run_mode": "auto", "shared": False, "label": None, "primary": True}
     _sidecar(
         directory, **job, run_id=run_id, base_id=run_id, global_rank=0, local_rank=0, world_size=ranks, group=group
     )
@@ -160,7 +160,7 @@ def shared_run(top: Path, run_id: str = "shared", *, ranks: int = 4, slow: int |
                 records.append(sample(step, {f"system.cpu/l:{label}": 30 + 3 * rank + draw.random()}))
         records.append(printed(f"I am {label}\n"))
         directory = write_run(top, run_id, records=[*records, end()], stamp=f"20260101_0000{rank % 60:02d}-{rank}")
-        role = {"primary": rank == 0, "update_finish_state": rank == 0}
+        role = {"primary": rank == 0}
         place = {"global_rank": rank, "local_rank": rank % 8, "node_rank": rank // 8, "num_nodes": -(-ranks // 8)}
         _sidecar(directory, run_id=run_id, base_id=run_id, label=label, world_size=ranks, **role, **place)
 

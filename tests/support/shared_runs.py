@@ -33,7 +33,7 @@ def write_rank(top: Path, rank: int, *records: Record, ended: int | None = 0, ru
     ending = [] if ended is None else [end(ended)]
     directory = write_run(top / f"rank-{rank}", run_id, records=[*begin, *records, *ending])
     is_primary = rank == 0
-    changes = {"label": f"rank-{rank}", "primary": is_primary, "update_finish_state": is_primary}
+    changes = {"label": f"rank-{rank}", "primary": is_primary}
     sidecar = sidecar_record(run_id=run_id, base_id=run_id, global_rank=rank, world_size=1024, **changes)
     (directory / "dist-wandb.json").write_text(json.dumps(sidecar))
     return directory / f"run-{run_id}.wandb"

@@ -119,7 +119,6 @@ def check_runs(directory: Path, ranks: list[Rank], *, last_step: Mapping[str, in
         assert run.run_id == rank["run_id"]
         assert run.group == rank["group"]
         assert (sidecar.shared, sidecar.label, sidecar.primary) == (rank["shared"], rank["label"], rank["primary"])
-        assert sidecar.update_finish_state is rank["primary"]
         assert run.exit_code == 0
         assert run.name == display_name(rank, name)
         check_rows(run, rank, unit_of_run(rank, ranks))

@@ -60,7 +60,7 @@ def of_rank(directory: Path, rank: int, *, world_size: int = 2, session: int = 1
     primary = values.pop("primary", rank == 0)
     job = {name: values.pop(name) for name in ("rank_scope", "run_mode") if name in values}
     place = {"label": f"rank-{rank}", "global_rank": rank, "local_rank": rank, "world_size": world_size}
-    record = sidecar_record(primary=primary, update_finish_state=primary, **place, **job)
+    record = sidecar_record(primary=primary, **place, **job)
     sidecar = Sidecar(**{name: value for name, value in record.items() if name != "format"})
     values = {"started": f"2026-01-0{session}T00:00:0{rank}Z", "sidecar": sidecar, **values}
     return stored(directory / f"rank-{rank}", f"offline-run-{session}-exp", **values)

@@ -48,8 +48,7 @@ class Sidecar:
     rank_scope: str  # `"global"` or `"worker"`
     shared: bool  # whether several ranks wrote to the run, each into a separate file
     label: str | None  # the writer's name within a shared run
-    primary: bool  # whether the writer wrote the plain names of the run
-    update_finish_state: bool  # whether the writer's exit code is that of the run
+    primary: bool  # whether the writer wrote the plain names of the run, and its exit code is that of the run
     group: str | None
     global_rank: int
     local_rank: int | None  # if known
@@ -67,7 +66,6 @@ class Sidecar:
             shared=plan.has_writers,
             label=plan.label or plan.hardware,
             primary=plan.primary,
-            update_finish_state=plan.primary,
             group=plan.group,
             global_rank=topology.global_rank,
             local_rank=topology.local_rank,

@@ -57,7 +57,7 @@ def write_run(tmp_path: Path) -> WriteRun:
 
 def label(path: Path, *, name: str, primary: bool) -> None:
     job = {"rank_scope": "worker", "global_rank": 3, "node_rank": 1, "world_size": 4, "num_nodes": 2}
-    record = sidecar_record(label=name, primary=primary, update_finish_state=primary, **job)
+    record = sidecar_record(label=name, primary=primary, **job)
     (path.parent / "dist-wandb.json").write_text(json.dumps(record))
 
 

@@ -258,7 +258,6 @@ def test_a_sidecar_records_what_the_run_file_lacks(fake_wandb: FakeWandb) -> Non
         "shared": True,
         "label": "rank-1",
         "primary": False,
-        "update_finish_state": False,
         "run_mode": "shared",
         "rank_scope": "global",
         "global_rank": 1,

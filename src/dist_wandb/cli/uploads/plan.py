@@ -326,7 +326,7 @@ def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
     branch = 0  # place of the last file that rewinds or forks the run
     for number, run in enumerate(ordered):
         role = run.shared_as
-        finishes = role is None or (role.update_finish_state and number == len(ordered) - 1)
+        finishes = role is None or (role.primary and number == len(ordered) - 1)
         is_continued = role is None and not run.branches  # resuming would drop its branch point
         earlier = tuple(ordered[branch:number]) if is_continued else ()
         files.append(replace(known_of(run, terms), finishes=finishes, earlier=earlier))

@@ -106,7 +106,7 @@ def test_runs_of_a_job_with_a_run_for_each_rank_are_one(tmp_path: Path) -> None:
     for rank in range(3):
         records = [header(), run(f"exp-rank-{rank}", run_group="exp"), definition(), *map(row, range(5)), end(rank)]
         directory = write_run(tmp_path, f"exp-rank-{rank}", records=records)
-        role: dict[str, Any] = {"shared": False, "label": None, "primary": True, "update_finish_state": True}
+        role: dict[str, Any] = {"shared": False, "label": None, "primary": True}
         record = sidecar_record(run_mode="new", run_id=f"exp-rank-{rank}", global_rank=rank, world_size=3, **role)
         (directory / "dist-wandb.json").write_text(json.dumps({**record, "group": "exp"}))
     found = one_run(tmp_path)
