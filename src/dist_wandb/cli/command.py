@@ -173,14 +173,13 @@ class Column(NamedTuple):
 
 def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Text]]:
     """Return the columns that fit into `width`, and the line that names the others, if there are any."""
-    shown: list[Column] = []
-    for column in sorted(columns, key=lambda column: column.rank):
-        if not column.rank or sum(one.room for one in (*shown, column)) - 2 <= width:
-            shown.append(column)
-    kept = set(map(id, shown))
-    titles = [column.title for column in columns if id(column) not in kept]
+    shown: set[int] = set()  # by place
+    for place in sorted(range(len(columns)), key=lambda place: columns[place].rank):
+        if not columns[place].rank or sum(columns[one].room for one in (*shown, place)) - 2 <= width:
+            shown.add(place)
+    titles = [column.title for place, column in enumerate(columns) if place not in shown]
     left_out = [Text(f"left out, as the terminal is too narrow: {', '.join(titles)}", "dim")] if titles else []
-    return [column for column in columns if id(column) in kept], left_out
+    return [columns[place] for place in sorted(shown)], left_out
 
 
 def table_of(columns: Sequence[Column]) -> Table:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
+import sys
 import webbrowser
 from pathlib import Path
 
@@ -79,11 +79,8 @@ def test_without_runs_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureF
 def test_without_plotly_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
     write_run(tmp_path)
-    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
     assert "pip install 'dist-wandb[report]'" in capsys.readouterr().err
 

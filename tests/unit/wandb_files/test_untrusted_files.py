@@ -37,7 +37,6 @@ ALLOWED = {
     ("wandb_files", "search"): {"open": "a directory that is no link, in a directory that is open"},
     ("wandb_files", "row"): {"raw_decode": "numbers that a pattern has found"},
     ("report", "check_target"): {"open": "a descriptor that small_files has opened"},
-    ("report", "plotly_script"): {"read_text": "a file of the installed plotly"},
     ("report", "_asset"): {"read_text": "a file of this package"},
     ("report", "_run"): {"open": "the browser"},
     ("uploads", "_entries"): {"open": "a directory that is no link, in a directory that is open"},

@@ -180,7 +180,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
         missed += [f"{note} ({name})" if len(files) > 1 else note for note in notes]
     del missed[50:]
     progresses = [file.rows.progress for file in files]
-    if left_out := max(len(file.rows.left_out) for file in files):
+    if left_out := max(file.rows.left_out for file in files):
         missed.insert(
             0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
         )

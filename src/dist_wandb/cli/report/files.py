@@ -98,7 +98,7 @@ class Rows:
     """Collects the rows of one file; `metrics` are patterns of the metrics to keep."""
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
-        self.left_out: set[int] = set()  # hashes of the names that match but are not kept
+        self.left_out: int = 0  # number of names that match but have no curve
         self.axes: Axes = Axes()
         self.curves: dict[str, Curve] = {}
         self.blames: dict[str, Blame] = {}
@@ -135,10 +135,9 @@ class Rows:
         is_axis = name in self.axes.names
         is_wanted = is_axis or (name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None)
         if not is_wanted or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
-            if is_wanted and len(self.left_out) < 10 * MOST_NAMES:
-                self.left_out.add(hash(name))
             if len(self._skipped) < 10 * MOST_NAMES:
                 self._skipped.add(name)
+                self.left_out += is_wanted
             return None
         axis = "_step" if is_axis else self.axes.of(name)
         if axis not in self._positions:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.metadata
 import json
 import math
 import re
@@ -27,7 +26,6 @@ from dist_wandb.wandb_files.small_files import open_ordinary, write_small
 LARGEST = 20 * 10**6  # largest size of a page, in bytes
 MARK = b'<meta name="generator" content="dist-wandb report '  # identifies a page: no other file is replaced
 _SCRIPTS = ("values.js", "dom.js", "charts.js", "ranks.js", "compare.js", "details.js", "main.js")
-_PLOTLY = "plotly/package_data/plotly.min.js"
 _MARK_WITHIN = 4096  # first bytes of a file, in which the mark must be
 DIGITS_OF_X = 12  # number of significant digits of a position on an x axis
 _DIGITS = 6
@@ -229,13 +227,12 @@ def check_target(path: Path) -> None:
 def plotly_script() -> str:
     """Return the script of the installed plotly; raise `MissingExtraError` if there is none."""
     try:
-        found = Path(str(importlib.metadata.distribution("plotly").locate_file(_PLOTLY)))
-        script = found.read_text(encoding="utf-8")
-    except (importlib.metadata.PackageNotFoundError, FileNotFoundError):
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError:
         raise MissingExtraError(
             "The report needs plotly, which is not installed. Install it: pip install 'dist-wandb[report]'"
         ) from None
-    return _as_element_text(script)
+    return _as_element_text(get_plotlyjs())
 
 
 def page_of(report: Report, plotly: str) -> bytes:

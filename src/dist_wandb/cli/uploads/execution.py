@@ -1,7 +1,8 @@
 """Upload files, one after the other, by W&B's own ``wandb sync``.
 
-dist_wandb's additions: ranks of a shared run are sent as its writers, with the label and the role of their sidecar; a partly uploaded file continues after the last confirmed row; and a file counts as uploaded only if the server
-confirmed it (`state.py`), whatever the exit code of ``wandb sync``.
+dist_wandb's additions: ranks of a shared run are sent as its writers, with the label and the role of their sidecar; a
+partly uploaded file continues after the last confirmed row; and a file counts as uploaded only if the server confirmed
+it (`state.py`), whatever the exit code of ``wandb sync``.
 
 *Order.* Files of one project and run id are one run. Secondaries go first, the primary last, one after the other:
 writers that take turns lose rows (wandb issue 12269), the server keeps the primary's name, tags and config, and its one
