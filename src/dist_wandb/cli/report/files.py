@@ -15,7 +15,7 @@ from typing import Any
 
 from dist_wandb.cli.report.media import LoggedMedia, cell_text
 from dist_wandb.cli.report.page import plain
-from dist_wandb.cli.report.thinning import LARGEST, Blame, Budget, Curve
+from dist_wandb.cli.report.thinning import Blame, Budget, Curve
 from dist_wandb.reading.stragglers import RANK
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.settings.reduction import BUSY, DEGRADED
@@ -111,12 +111,13 @@ class Rows:
 
     def add(self, item: Mapping[str, Any]) -> None:
         row, media = numbers_and_media(item)
+        rows = float(self.progress.rows)
+        x = next((row[axis] for axis in MAIN_AXES if math.isfinite(row.get(axis, math.nan))), rows)
         for name, described in media.items():
-            at = next((row[axis] for axis in MAIN_AXES if _is_position(row.get(axis, math.nan))), self.progress.rows)
-            self.media.add(name[:_LONGEST_NAME], float(at), described)
+            self.media.add(name[:_LONGEST_NAME], float(x), described)
         positions = self._positions
         for axis in positions:
-            if _is_position(position := row.get(axis, math.nan)):
+            if math.isfinite(position := row.get(axis, math.nan)):
                 positions[axis] = position
         curves, skipped = self.curves, self._skipped
         for name, value in row.items():
@@ -127,7 +128,6 @@ class Rows:
                 curve.add(positions[curve.axis], value)
         if self.blames:
             self._add_blames(row)
-        x = next((row[axis] for axis in MAIN_AXES if axis in row), float(self.progress.rows))
         self.progress.add(x, row.get(DEGRADED))
 
     def _new(self, name: str, row: Mapping[str, float]) -> Curve | None:
@@ -141,9 +141,9 @@ class Rows:
             return None
         axis = "_step" if is_axis else self.axes.of(name)
         if axis not in self._positions:
-            axis = axis if _is_position(row.get(axis, math.nan)) else "_step"
+            axis = axis if math.isfinite(row.get(axis, math.nan)) else "_step"
             position = row.get(axis, math.nan)
-            self._positions.setdefault(axis, position if _is_position(position) else float(self.progress.rows))
+            self._positions.setdefault(axis, position if math.isfinite(position) else float(self.progress.rows))
         if axis == name:
             self._skipped.add(name)
             return None
@@ -167,11 +167,6 @@ class Rows:
             elif f"{base}{_ARGMAX}" in row:
                 x, mean = self._positions[self.curves[f"{base}{_ARGMAX}"].axis], row.get(base, math.nan)
                 blame.add(x, row[f"{base}{_ARGMAX}"], row.get(f"{base}/max", math.nan) - mean, mean)
-
-
-def _is_position(value: float) -> bool:
-    """Return whether a value is finite as a float, and so can be a position on an x axis."""
-    return -LARGEST <= value <= LARGEST
 
 
 class ConsoleTail:

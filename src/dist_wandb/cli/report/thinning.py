@@ -11,7 +11,6 @@ knows of that one rank by how much it exceeds the others.
 from __future__ import annotations
 
 import math
-import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +26,6 @@ Point = tuple[float, float]
 
 MOST_STRETCHES = 512  # largest number of stretches of one curve
 _FEWEST_STRETCHES = 16
-LARGEST = sys.float_info.max  # of a value that can be drawn
 _MOST_PARTS = 128  # of the x axis
 _MOST_RANKS = 1024  # of one heat map
 _LARGEST_RANK = 1_000_000
@@ -94,12 +92,12 @@ class Curve:
     def add(self, x: float, y: float) -> None:
         """Add a point. A value that is not finite leaves a gap, and is counted."""
         self.last = y
-        if -LARGEST <= y <= LARGEST:
+        if math.isfinite(y):
             self._x.append(x)
             self._y.append(y)
             if len(self._y) >= 2 * MOST_STRETCHES:
                 self._shorten(self._budget.each)
-        else:  # NaN, an infinity, or an integer beyond any float
+        else:
             self.gaps += 1
 
     def absorb(self, other: Curve) -> None:
