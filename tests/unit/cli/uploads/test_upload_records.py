@@ -161,6 +161,15 @@ def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, rules: Rules) 
         revised(both, [(2, 0, 0, 0), (8, 0, 0, 0)], rules, lambda *_: None)
 
 
+def test_a_path_is_checked_although_a_number_of_the_same_field_follows(tmp_path: Path, rules: Rules) -> None:
+    """W&B's reader ignores such a number, and of several paths it uses the last."""
+    entry = (
+        field_of(6, str(rules.staging / "x").encode()) + field_of(6, str(tmp_path / "secret").encode()) + b"\x30\x01"
+    )
+    with pytest.raises(UploadError, match="secret', a file that is neither in the run's directory"):
+        revised(field_of(8, field_of(12, field_of(4, entry))), [(8, 0, 0, 0)], rules, lambda *_: None)
+
+
 def test_an_unnamed_owner_is_the_default_which_must_be_known(rules: Rules) -> None:
     path = written(rules, of(""))
     assert list(violations(path, rules)) == []
