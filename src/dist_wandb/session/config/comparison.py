@@ -75,8 +75,8 @@ class Version(TypedDict):
 class PublishedRun(TypedDict):
     """The run of a primary."""
 
-    values: str  # its config, as JSON without secrets
-    withheld: dict[str, str]  # by name of each value that lacks secrets: `config_values.state`
+    values: dict[str, Any]  # its config, without secrets, and what it lacks: `config_values.publishable`
+    withheld: dict[str, str]
     given: dict[str, str]  # digests of what this rank was given, by which followers find values that differ from theirs
     imposed: list[str]  # names whose values come from a sweep, and replace those that any rank was given
     metadata: dict[str, Any]
@@ -109,14 +109,6 @@ def _is_a(value: Any, kind: Any) -> bool:
         fields = get_type_hints(kind).items()
         return isinstance(value, dict) and all(name in value and _is_a(value[name], field) for name, field in fields)
     return kind is Any or type(value) is kind
-
-
-def values_of(run: PublishedRun) -> dict[str, Any]:
-    """Return the config in a message; raise `ConfigurationError` if it has none."""
-    try:
-        return checked(json.loads(run["values"]), dict[str, Any], "values")
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"A config in the job's store cannot be read: {error}.") from error
 
 
 def run_key(unit: str) -> str:

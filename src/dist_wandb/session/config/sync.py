@@ -47,7 +47,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.timed_caller import briefly, interval
 from dist_wandb.notices import Notices
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.config.comparison import Comparison, Connection, PublishedRun, run_key, values_of
+from dist_wandb.session.config.comparison import Comparison, Connection, PublishedRun, run_key
 from dist_wandb.session.config.own_config import OwnConfig
 from dist_wandb.session.config.targets import ConfigView, Follower, LocalConfig
 from dist_wandb.settings.config_values import MISSING, filled
@@ -180,7 +180,7 @@ class ConfigSync:
         if plan.has_writers and not plan.primary:  # these get the config that the primary has published
             run = self._connection.try_get(run_key(unit), PublishedRun)
             if run is not None:
-                known = filled(values_of(run), run["withheld"], self._comparison.given)
+                known = filled(run["values"], run["withheld"], self._comparison.given)
                 config = {name: value for name, value in known.items() if value is not MISSING}
                 init_arguments = {**init_arguments, "config": config}
         return self.own.writable(init_arguments)
