@@ -262,7 +262,7 @@ class Opener:
         if topology.world_size == 1:
             return requested_id
         name = restart.name_for_id(self._name, self._arguments)
-        if not job_description.needs_base_id_of(topology, options):
+        if not job_description.needs_base_id(topology, options):
             return requested_id or (None if self._store is not None else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
             # no other rank's plan contains it

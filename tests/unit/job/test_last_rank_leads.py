@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dist_wandb.errors import TopologyError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.model import Leader, Topology
 from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RUN_MODES, plan_run
 
@@ -53,11 +53,18 @@ def test_hardware_of_a_node_is_recorded_by_its_last_rank() -> None:
 
 
 @pytest.mark.parametrize("mode", RUN_MODES)
-def test_a_node_of_unknown_size_has_no_known_last_rank(mode: str) -> None:
-    unknown = Topology(5, 1, 1, 8, None, 2, leader="last")
+@pytest.mark.parametrize("leader", ["first", "last"])
+def test_a_node_of_unknown_size_is_no_unit(mode: str, leader: Leader) -> None:
+    unknown = Topology(5, 1, 1, 8, None, 2, leader=leader)
     with pytest.raises(TopologyError, match="needs the local_world_size of rank 5 of 8"):
         plan_run(unknown, mode, "worker", "exp")
-    plan_run(replace(unknown, leader="first"), mode, "worker", "exp")
+
+
+def test_a_label_needs_no_size_of_a_node_unless_its_last_rank_leads() -> None:
+    unknown = Topology(5, 1, 1, 8, None, 2)
+    assert plan_run(unknown, "shared", "global", "exp").label == "worker-1-rank-1"
+    with pytest.raises(TopologyError, match="needs the local_world_size"):
+        plan_run(replace(unknown, leader="last"), "shared", "global", "exp")
 
 
 def test_a_job_is_described_led_and_ended_by_the_last_rank(
