@@ -142,14 +142,10 @@ def redacted(value: Any, depth: int = 0) -> Any:
     if depth < DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
         items = [(item, redacted(item, depth + 1)) for item in value]
         return [new for _, new in items] if any(new is not item for item, new in items) else value
-    return _Shown(f"<{type(value).__name__} {HIDDEN}>") if _names_secret(value) else value
-
-
-def _names_secret(value: object) -> bool:
-    try:
-        return _looks_secret(repr(value))
-    except Exception:  # noqa: BLE001  # the caller that shows the value handles errors of its repr
-        return False
+    with suppress(Exception):  # the caller that shows the value handles errors of its repr
+        if _looks_secret(repr(value)):
+            return _Shown(f"<{type(value).__name__} {HIDDEN}>")
+    return value
 
 
 def without_passwords(text: str) -> str:

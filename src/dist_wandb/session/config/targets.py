@@ -224,10 +224,10 @@ class ConfigView(Mapping[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # copy, pickle and so on check for such names
             raise AttributeError(name)
-        values = self._source.read(name)
-        if name in values:
-            return values[name]
-        why = values.why_not(name) if isinstance(values, Known) else name
+        try:
+            return self[name]
+        except KeyError as error:  # which has the name, or why the value is missing
+            why = error.args[0]
         raise AttributeError(f"the config of the run has no {name!r}" if why == name else why)
 
     def __setattr__(self, name: str, value: Any) -> None:
