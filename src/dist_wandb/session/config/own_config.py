@@ -41,7 +41,7 @@ class Publisher:
         self._connection = connection
         self._comparison = comparison
         self._keys: tuple[str, ...] = ()
-        self.is_due: bool = False  # whether something was written, which the next refresh publishes
+        self.is_due: bool = False  # whether values may have changed, which the next refresh publishes
         self._version = Version(number=0, is_over=False)
         self._config: Any = None
 
@@ -56,11 +56,11 @@ class Publisher:
         self.is_due = True
         self._published: PublishedRun | None = None
 
-    def publish(self, *, whole: bool) -> None:
-        """Publish what was written, or if `whole`, what has changed, also inside values."""
+    def publish(self) -> None:
+        """Publish the config, if anything was written, and the run's metadata, if they are not published yet."""
         if not self._keys or self._config is None:
             return
-        if whole or self.is_due or not isinstance(self._config, _Guarded):
+        if self.is_due or not isinstance(self._config, _Guarded):
             self.is_due = False
             self._last = publishable(given_values(self._config), self._comparison.given)
         values, withheld = self._last
