@@ -105,11 +105,6 @@ def needs_layout(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *
     return topology.world_size > 1 and (rank_scope == "worker" or run_mode == "shared" or all_nodes)
 
 
-def is_member(topology: Topology, unit: Sequence[int] | None) -> bool:
-    """Return whether a rank's numbers count: it is in the unit of the primary. `unit` is `None` as in `plan_run`."""
-    return unit is None or (topology.global_rank in unit and topology.coordinator in unit)
-
-
 def plan_run(
     topology: Topology,
     run_mode: str,
@@ -244,7 +239,7 @@ def unit_of(topology: Topology, rank_scope: RankScope, unit: Sequence[int] | Non
         primary = ranks[0] if topology.leader == "first" else ranks[-1]
     else:
         ranks, primary = range(topology.world_size) if unit is None else sorted(set(unit)), topology.coordinator
-    is_outside = not is_member(topology, unit)
+    is_outside = unit is not None and not {topology.global_rank, topology.coordinator} <= set(unit)
     if not is_outside and primary != ranks[0]:
         at = ranks.index(primary)
         ranks = (*ranks[at:], *ranks[:at])
