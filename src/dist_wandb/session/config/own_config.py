@@ -43,14 +43,15 @@ class Publisher:
         self._keys: tuple[str, ...] = ()
         self.is_due: bool = False  # whether values may have changed, which the next refresh publishes
         self._version = Version(number=0, is_over=False)
-        self._config: Any = None
+        self.publications: int = 0  # how often this rank has published anything
+        self._run: AnyRun = NullRun()
 
     def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
         """Publish the config of a run from now on, under these keys; none if no rank follows it."""
         self._run, self._keys = run, keys
-        self._config = getattr(run, "config", None)  # a mock of a run may have none
-        values = given_values(self._config) if getattr(run, "sweep_id", None) else {}
-        locked = {name: wandb_private.is_locked(self._config, name) for name in values}
+        config = getattr(run, "config", None)  # a mock of a run may have none
+        values = given_values(config) if getattr(run, "sweep_id", None) else {}
+        locked = {name: wandb_private.is_locked(config, name) for name in values}
         is_known = None not in locked.values()
         self._imposed = [*filter(locked.get, locked)] if is_known else self._comparison.changed_names(values)
         self.is_due = True
@@ -58,11 +59,12 @@ class Publisher:
 
     def publish(self) -> None:
         """Publish the config, if anything was written, and the run's metadata, if they are not published yet."""
-        if not self._keys or self._config is None:
+        config = getattr(self._run, "config", None)
+        if not self._keys or config is None:
             return
-        if self.is_due or not isinstance(self._config, _Guarded):
+        if self.is_due or not isinstance(config, _Guarded):
             self.is_due = False
-            self._last = publishable(given_values(self._config), self._comparison.given)
+            self._last = publishable(given_values(config), self._comparison.given)
         values, withheld = self._last
         message = PublishedRun(
             values=values,
@@ -74,16 +76,12 @@ class Publisher:
         job_store = None if message == self._published else self._connection.store()
         if job_store is None:
             return
+        self._version["number"] += 1  # also if the store does not answer: it may have the message nevertheless
         for key in self._keys:
             job_store.publish(key, message)
-            version = {**self._version, "number": self._version["number"] + 1}
-            job_store.publish(key + OF_VERSION, version)  # last, because it makes followers read the rest
-        self._version["number"] += 1
+            job_store.publish(key + OF_VERSION, self._version)  # last, because it makes followers read the rest
         self._published = message
-
-    @property
-    def publications(self) -> int:
-        return self._version["number"] + self._version["is_over"]
+        self.publications += 1
 
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run. This remains, even if values are published later."""
@@ -92,6 +90,7 @@ class Publisher:
             for key in self._keys:
                 job_store.publish(key + OF_VERSION, {**self._version, "is_over": True})
         self._version["is_over"] = True
+        self.publications += 1
 
 
 class OwnConfig:

@@ -15,6 +15,7 @@ import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads, sync_of
 from processes import wait_until
 
+from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.runs.null_run import NullRun
@@ -238,6 +239,23 @@ def test_the_cost_of_a_heartbeat_is_independent_of_the_config_size(job: Job, mon
     assert encode.called
     sync_of(second).refresh(at_once=True)
     assert second.config["new"] == 8
+
+
+def test_a_store_that_answered_too_late_hides_no_later_value(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
+    publish = JobStore.publish
+
+    def fail(store: JobStore, key: str, value: Any) -> None:
+        publish(store, key, value)
+        if key.endswith("/version"):
+            raise RendezvousError("no answer in time")
+
+    with mock.patch.object(JobStore, "publish", fail):
+        first.config.n = 1
+    assert second.config.n == 1  # a missing name is polled for
+    first.config.update({"n": 2}, allow_val_change=True)
+    sync_of(second).refresh(at_once=True)
+    assert second.config.n == 2
 
 
 @pytest.mark.slow
