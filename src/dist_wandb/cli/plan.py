@@ -18,7 +18,7 @@ from dist_wandb.job.units import ranks_along
 from dist_wandb.runs import sweeps
 from dist_wandb.runs.requested import check_id
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, beside_trial, is_member, plan_run, too_large
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, beside_trial, plan_run, too_large, unit_of
 
 _MOST_SHOWN = 64  # ranks with a line each; in larger jobs, ranks that do the same share a line
 
@@ -83,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for topology, unit in zip(topologies, units, strict=True)
     ]
     ranks = [
-        _rank(topology, plan, arguments.name, is_counted=is_member(topology, unit))
+        _rank(topology, plan, arguments.name, is_counted=unit_of(topology, scope, unit).is_member)
         for topology, plan, unit in zip(topologies, plans, units, strict=True)
     ]
     writers = [plan for plan in plans if plan.opens_run]

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from dist_wandb.runs import requested
 from dist_wandb.runs.client_settings import without_password
 from dist_wandb.runs.requested import wandb_directory
-from dist_wandb.settings.config_values import MISSING, encoded, filled, given_values, is_plain, state, without_secrets
+from dist_wandb.settings.config_values import encoded, filled, given_values, publishable, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
@@ -163,11 +163,7 @@ def arguments_for_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
         described["config"] = config
     elif config is not None:  # what JSON can hold, without secrets, with tuples as lists; the run's config has the rest
         values = without_secrets(chosen_config(init_arguments))
-        described["config"] = {
-            name: value if is_json({name: value}) else encoded(value)
-            for name, value in values.items()
-            if is_json({name: value}) or is_plain(value)
-        }
+        described["config"] = {name: value for name, value in values.items() if is_json({name: value})}
     return described
 
 
@@ -177,8 +173,7 @@ def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, 
     if not isinstance(config, dict):
         return dict(described)
     own = chosen_config(init_arguments)
-    rest = without_secrets(own)
-    withheld = {name: state(value, value) for name, value in own.items() if rest.get(name, MISSING) is not value}
+    rest, (_, withheld) = without_secrets(own), publishable(own, own)
     order = dict.fromkeys(name for name in own if name in config or name not in rest)
     return {**described, "config": filled({**order, **config}, withheld, own)}
 
@@ -193,9 +188,10 @@ def chosen_config(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
 def is_json(value: object) -> bool:
     """Return whether JSON can hold a value; tuples become lists."""
     try:
-        return bool(json.loads(json.dumps(value)) == value or isinstance(value, (list, tuple)))
+        text = json.dumps(value)
     except (TypeError, ValueError):
         return False
+    return isinstance(value, (list, tuple)) or text == json.dumps(encoded(value)) or bool(json.loads(text) == value)
 
 
 def can_hold(value: object) -> bool:

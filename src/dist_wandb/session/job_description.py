@@ -26,7 +26,7 @@ from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
 from dist_wandb.notices import named_line
 from dist_wandb.runs import run_metadata, sweeps
-from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run
+from dist_wandb.settings.plan import RunPlan, plan_run
 
 if TYPE_CHECKING:
     from dist_wandb.job.model import Topology
@@ -83,9 +83,9 @@ def planned(topology: Topology, options: Options, base_id: str | None, group: st
     )
 
 
-def needs_base_id_of(topology: Topology, options: Options) -> bool:
-    mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
-    return needs_base_id(topology, mode, scope, all_nodes=options.all_nodes, unit=unit)
+def needs_base_id(topology: Topology, options: Options) -> bool:
+    """Return whether the plan of this rank, one of several, will need the base id."""
+    return planned(topology, options, "not known yet", None).needs_base_id
 
 
 def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:
@@ -110,7 +110,7 @@ def complete(
     if topology.is_coordinator:
         publish(options, store, init_arguments)
         return init_arguments
-    if not needs_base_id_of(topology, options):
+    if not needs_base_id(topology, options):
         return init_arguments
     described = _checked(store.wait_get(_JOB, f"rank {topology.coordinator}"), topology)
     mine, theirs = ({name: given.get(name) for name in _EQUAL} for given in (vars(options), described["options"]))

@@ -133,7 +133,7 @@ class JobLink:
         self.calls: InitCalls = InitCalls()
         self.moving: Moving = Moving(options.limits.join_timeout, topology.world_size)
         # Otherwise the plan has the id that this rank was given, and the coordinator perhaps another one.
-        self.moving.has_id = plan.base_id is not None and job_description.needs_base_id_of(topology, options)
+        self.moving.has_id = plan.base_id is not None and plan.needs_base_id
 
     def find_store(self) -> JobStore | None:
         """Return the store, which may appear after the session was opened."""
@@ -244,7 +244,7 @@ class JobLink:
         if store is None or not self._is_counted:
             return
         self._is_counted = False
-        is_needed = job_description.needs_base_id_of(self.topology, self.options)  # by a rank that comes later
+        is_needed = self.plan.needs_base_id  # by a rank that comes later
         if not is_needed and isinstance(exchange, CollectiveExchange) and exchange.is_only_one:
             briefly(lambda: store.delete(store.own_keys), None)  # a rank that comes later finds that it is over
         else:

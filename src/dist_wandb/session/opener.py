@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.membership.generations import GenerationStore, keys_of, publish_opened
 from dist_wandb.job.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse, wait_base_id
-from dist_wandb.job.launch import detected_launchers, doubts_of
+from dist_wandb.job.launch import Launch, detected_launchers, doubts_of
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
@@ -261,8 +261,10 @@ class Opener:
         options, topology, requested_id = self._options, self._topology, requested.run_id(self._arguments)
         if topology.world_size == 1:
             return requested_id
-        name = restart.name_for_id(self._name, self._arguments)
-        if not job_description.needs_base_id_of(topology, options):
+        name = self._name  # without a store, the id is made from it and the launcher's name for the job
+        if (requeues := Launch.detect().requeues) and requested.resume(self._arguments) == "never":
+            name = f"{name}/{requeues}"
+        if not job_description.needs_base_id(topology, options):
             return requested_id or (None if self._store is not None else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
             # no other rank's plan contains it

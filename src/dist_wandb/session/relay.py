@@ -214,25 +214,18 @@ class Children:
         self._topology = topology
         self._metadata = metadata  # returns the run's metadata for them; for `False`, without waiting for other ranks
         self._relay = Relay(deliver)
-        self._for_forks: dict[str, Any] = {}
-        self._remote: RemoteSession | None = None
+        self.remote: RemoteSession = RemoteSession(None, topology, {})  # what a fork uses
         in_forks.add(self)
-
-    def remote(self) -> RemoteSession:
-        if self._remote is None:
-            self._remote = RemoteSession(self._relay.address, self._topology, self._for_forks)
-        return self._remote
 
     def reduced(self) -> tuple[Any, ...]:
         """Reduce the session for pickle: in another process, such as a spawned worker, it sends rows to this one."""
         if self.is_fork:
-            return self.remote().__reduce__()
+            return self.remote.__reduce__()
         return RemoteSession, (self._relay.open(), self._topology, self._metadata(True))
 
     def prepare_fork(self) -> None:
         if not self.is_fork:
-            self._relay.open()
-            self._for_forks = self._metadata(False)
+            self.remote = RemoteSession(self._relay.open(), self._topology, self._metadata(False))
 
     def after_fork(self) -> None:
         self.is_fork = True

@@ -312,12 +312,6 @@ def continued(
     return init_arguments
 
 
-def name_for_id(session: str, init_arguments: Mapping[str, Any]) -> str:
-    """Return a name of the session from which its base id can be made if only the launcher's job name is known."""
-    requeues = Launch.detect().requeues
-    return f"{session}/{requeues}" if requeues and requested.resume(init_arguments) == "never" else session
-
-
 def can_look_back(options: Options, topology: Topology, *, has_store: bool) -> bool:
     """Return whether the coordinator can choose the base id, rather than derive it from what all ranks know."""
     is_alone = topology.world_size == 1 or (options.run_mode == "auto" and options.rank_scope == "global")

@@ -150,7 +150,7 @@ class Session(AsRun):
         this waits; `None` after that. All reads together wait up to `join_timeout`.
         """
         if self._children.is_fork:
-            return self._children.remote().id
+            return self._children.remote.id
         link = self._link
         known = str(self.run.id) if self.run else link.run_id()
         return self.id if link.moving.has_happened else known  # it is now the session in which this one has continued
@@ -159,7 +159,7 @@ class Session(AsRun):
     def url(self) -> str | None:
         """URL of that run in W&B; `None` offline, and until the primary has published it."""
         if self._children.is_fork:
-            return self._children.remote().url
+            return self._children.remote.url
         return run_metadata.url(self.run) if self.run else self._link.run_url()
 
     @property
@@ -184,7 +184,7 @@ class Session(AsRun):
                     session.config.update({"lr": 0.2}, allow_val_change=True)
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
-        return self._children.remote().config if self._children.is_fork else self.run.config
+        return self._children.remote.config if self._children.is_fork else self.run.config
 
     def expect_config(self, values: Mapping[str, Any]) -> None:
         """Warn once the run's config is known, if this rank has used other values before: training may differ."""
@@ -239,7 +239,7 @@ class Session(AsRun):
         """
         commit, weight = third_of_log(third, commit, weight)
         if self._children.is_fork:
-            self._children.remote().log(data, step, commit=commit, weight=weight)
+            self._children.remote.log(data, step, commit=commit, weight=weight)
         else:
             self._intake.put(data, step, weight, commit)
 
@@ -282,7 +282,7 @@ class Session(AsRun):
             Whether everything that this rank logged has been passed on, including its part in rows of several ranks.
         """
         if self._children.is_fork:
-            return self._children.remote().flush(timeout)
+            return self._children.remote.flush(timeout)
         self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
 

@@ -142,14 +142,10 @@ def redacted(value: Any, depth: int = 0) -> Any:
     if depth < DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
         items = [(item, redacted(item, depth + 1)) for item in value]
         return [new for _, new in items] if any(new is not item for item, new in items) else value
-    return _Shown(f"<{type(value).__name__} {HIDDEN}>") if _names_secret(value) else value
-
-
-def _names_secret(value: object) -> bool:
-    try:
-        return _looks_secret(repr(value))
-    except Exception:  # noqa: BLE001  # the caller that shows the value handles errors of its repr
-        return False
+    with suppress(Exception):  # the caller that shows the value handles errors of its repr
+        if _looks_secret(repr(value)):
+            return _Shown(f"<{type(value).__name__} {HIDDEN}>")
+    return value
 
 
 def without_passwords(text: str) -> str:
@@ -268,19 +264,6 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__} without a repr>"
 
 
-def is_plain(value: object, depth: int = 0) -> bool:
-    """Return whether W&B is certain to accept a value: text, numbers, and lists and dicts of them."""
-    if value is None or type(value) in (bool, str, float):
-        return True
-    if type(value) is int:
-        return value.bit_length() <= _LONGEST_NUMBER
-    if depth >= DEEPEST:
-        return False
-    if type(value) is dict:
-        return all(type(name) is str and is_plain(item, depth + 1) for name, item in value.items())
-    return type(value) in (list, tuple) and all(is_plain(item, depth + 1) for item in value)  # type: ignore[attr-defined]
-
-
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values without secrets, at any depth. Values that contain none are not copied."""
     return {name: _without(value, 0) for name, value in values.items() if not is_secret(name, value)}
@@ -297,8 +280,19 @@ def _without(value: Any, depth: int) -> Any:
     return items if any(new is not item for new, item in zip(items, value, strict=True)) else value
 
 
-def state(value: Any, given: Any) -> str:
-    """Return whether a value is what this rank was given, or its text: W&B stores the repr of what it cannot hold."""
+def publishable(values: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return values for the job's store, `encoded` and without secrets, and the state of each that lacks one.
+
+    The state says whether it is what this rank was `given`, or its text: W&B stores the repr of what it cannot hold. A
+    value that is a secret as a whole is `None`.
+    """
+    rest = without_secrets(values)
+    lacking = [name for name, value in values.items() if rest.get(name, MISSING) is not value]
+    withheld = {name: _state(values[name], given.get(name, MISSING)) for name in lacking}
+    return {name: encoded(rest.get(name)) for name in values}, withheld
+
+
+def _state(value: Any, given: Any) -> str:
     if given is MISSING:
         return _CHANGED
     return _AS_GIVEN if encoded(value) == encoded(given) else _AS_TEXT if value == shown(given) else _CHANGED
@@ -307,10 +301,9 @@ def state(value: Any, given: Any) -> str:
 def filled(
     values: Mapping[str, Any], withheld: Mapping[str, str], own: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return published values, the `encoded` results of `without_secrets`, with the secrets that this rank has.
+    """Return values that were `publishable` on another rank, with the secrets that this rank has.
 
-    `withheld` has the result of `state` for each value that lacks secrets. Values that are secrets as a whole are
-    published as `None`, and are `MISSING` in the result if this rank does not have them. `own` is what it was given.
+    Secrets that this rank does not have are `MISSING`. `own` is what it was given.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():

@@ -144,9 +144,6 @@ class Options:
         check_choice("system_metrics", self.system_metrics, SYSTEM_METRICS)
         if not isinstance(self.strict, bool):
             raise ConfigurationError(f"strict={self.strict!r} is neither True nor False. Pass one of them.")
-        self._check_stalls()
-
-    def _check_stalls(self) -> None:
         given = self.stall_timeout
         if given not in ("auto", None) and (isinstance(given, (bool, str)) or not 0 < given < _LONGEST):
             raise ConfigurationError(

@@ -64,6 +64,11 @@ class RunPlan:
     is_trial: bool = False
 
     @property
+    def needs_base_id(self) -> bool:
+        """Whether the plan of this rank, one of several, uses the base id, so that all ranks must agree on it first."""
+        return self.opens_run or self.hardware is not None
+
+    @property
     def has_writers(self) -> bool:
         """Whether several processes write into the unit's run, which requires W&B's shared mode."""
         return self.shared or self.hardware is not None
@@ -98,27 +103,6 @@ def check_rank_scope(rank_scope: object) -> RankScope:
 def needs_layout(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *, all_nodes: bool = False) -> bool:
     """Return whether the plan depends on the layout of ranks over nodes, rather than on the global rank alone."""
     return topology.world_size > 1 and (rank_scope == "worker" or run_mode == "shared" or all_nodes)
-
-
-def needs_base_id(
-    topology: Topology,
-    run_mode: RunMode,
-    rank_scope: RankScope,
-    *,
-    all_nodes: bool = False,
-    unit: Sequence[int] | None = None,
-) -> bool:
-    """Return whether this rank's plan uses the base id, so that all ranks must agree on it first."""
-    if topology.world_size == 1:
-        return False
-    if all_nodes and _records_hardware(topology, run_mode, rank_scope):
-        return True
-    return is_member(topology, unit) and (run_mode != "auto" or _leads(topology, rank_scope))
-
-
-def is_member(topology: Topology, unit: Sequence[int] | None) -> bool:
-    """Return whether a rank's numbers count: it is in the unit of the primary. `unit` is `None` as in `plan_run`."""
-    return unit is None or (topology.global_rank in unit and topology.coordinator in unit)
 
 
 def plan_run(
@@ -168,20 +152,23 @@ def plan_run(
     if needs_layout(topology, mode, scope, all_nodes=all_nodes):
         _require_layout(topology, mode, scope)
     check_unit(topology, scope, unit)
-    if base_id is None and needs_base_id(topology, mode, scope, all_nodes=all_nodes, unit=unit):
-        raise ConfigurationError(
-            f"run_mode={mode!r} makes the run id of rank {topology.global_rank} from a base id, but none was given."
-        )
-    name, rank, leads = _rank_in_unit(topology, scope)
-    hardware = f"worker-{topology.node_rank}" if all_nodes and _records_hardware(topology, mode, scope) else None
-    is_trial = in_sweep and (topology.is_coordinator if mode == "new" else _has_coordinator(topology, scope))
+    own = unit_of(topology, scope, unit)
+    name, leads = own.name, own.index == 0
+    records = all_nodes and mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads_node(topology)
+    hardware = f"worker-{topology.node_rank}" if records else None
+    has_coordinator = not name or topology.coordinator in own.ranks
+    is_trial = in_sweep and (topology.is_coordinator if mode == "new" else has_coordinator)
     plan = RunPlan(mode, scope, base_id, base_id, group, leads, hardware=hardware, is_trial=is_trial)
     if topology.world_size == 1:
         return plan
-    if not is_member(topology, unit):
+    if base_id is None and (hardware is not None or (own.is_member and (leads or mode != "auto"))):
+        raise ConfigurationError(
+            f"run_mode={mode!r} makes the run id of rank {topology.global_rank} from a base id, but none was given."
+        )
+    if not own.is_member:
         return replace(plan, opens_run=False, run_id=None, group=None, primary=False)
     if mode == "new":
-        suffix = _join(name, f"rank-{rank}")
+        suffix = _join(name, f"rank-{topology.local_rank if name else topology.global_rank}")
         run_id = base_id if is_trial else _join(base_id, suffix)
         group = _join(group or base_id, name)
         return replace(plan, run_id=run_id, group=group, name_suffix=suffix, own_directory=True)
@@ -208,33 +195,11 @@ def check_unit(topology: Topology, scope: RankScope, unit: Sequence[int] | None)
         )
 
 
-def _rank_in_unit(topology: Topology, scope: RankScope) -> tuple[str, int, bool]:
-    """Return the name of a rank's unit, its rank there, and whether it leads. The unit's size may be unknown."""
-    if scope == "global" or topology.num_nodes == 1:
-        return "", topology.global_rank, _leads(topology, "global")
-    return f"worker-{_known(topology.node_rank)}", _known(topology.local_rank), _leads(topology, "worker")
-
-
-def _leads(topology: Topology, scope: RankScope) -> bool:
-    """Return whether a rank leads its unit: the first does, or the last if it is the framework's main process."""
-    if scope == "global":
-        return topology.is_coordinator
+def _leads_node(topology: Topology) -> bool:
+    """Return whether a rank is the first of its node, or the last if that is the framework's main process."""
     if topology.leader == "first":
         return topology.local_rank == 0
     return topology.local_rank is not None and topology.local_rank + 1 == topology.local_world_size
-
-
-def _records_hardware(topology: Topology, mode: RunMode, scope: RankScope) -> bool:
-    """Return whether a rank is the one that records its node's hardware, if all nodes have one run."""
-    return mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads(topology, "worker")
-
-
-def _has_coordinator(topology: Topology, scope: RankScope) -> bool:
-    """Return whether the job's primary belongs to a rank's unit."""
-    if scope == "global" or 1 in (topology.num_nodes, topology.world_size):
-        return True
-    first = topology.global_rank - _known(topology.local_rank)
-    return first <= topology.coordinator < first + (topology.local_world_size or 1)
 
 
 def unit_run_id(plan: RunPlan) -> str | None:
@@ -266,14 +231,15 @@ class Unit:
 
 def unit_of(topology: Topology, rank_scope: RankScope, unit: Sequence[int] | None = None) -> Unit:
     """Return the unit that a rank belongs to. For the scope `"worker"` the layout over nodes must be known."""
-    name, rank, _ = _rank_in_unit(topology, rank_scope)
-    if name:
-        size = _known(topology.local_world_size)
-        ranks: Sequence[int] = range(topology.global_rank - rank, topology.global_rank - rank + size)
+    name = ""
+    if rank_scope == "worker" and topology.num_nodes != 1:
+        name, size = f"worker-{topology.node_rank}", _known(topology.local_world_size)
+        first = topology.global_rank - _known(topology.local_rank)
+        ranks: Sequence[int] = range(first, first + size)
         primary = ranks[0] if topology.leader == "first" else ranks[-1]
     else:
         ranks, primary = range(topology.world_size) if unit is None else sorted(set(unit)), topology.coordinator
-    is_outside = not is_member(topology, unit)
+    is_outside = unit is not None and not {topology.global_rank, topology.coordinator} <= set(unit)
     if not is_outside and primary != ranks[0]:
         at = ranks.index(primary)
         ranks = (*ranks[at:], *ranks[:at])
@@ -304,7 +270,8 @@ def _require_layout(topology: Topology, mode: RunMode, scope: RankScope) -> None
     """Refuse to guess: a node rank assumed to be 0 would write into another node's run."""
     if topology.num_nodes == 1:
         return
-    for name in ("num_nodes", "node_rank", "local_rank", *(["local_world_size"] * (topology.leader == "last"))):
+    needs_size = scope == "worker" or topology.leader == "last"
+    for name in ("num_nodes", "node_rank", "local_rank", *(["local_world_size"] * needs_size)):
         if getattr(topology, name) is None:
             raise TopologyError(
                 f"run_mode={mode!r} with rank_scope={scope!r} needs the {name} of rank {topology.global_rank} of "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,10 @@ import pytest
 
 from dist_wandb.errors import TopologyError
 from dist_wandb.job.model import Topology
-from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RUN_MODES, plan_run
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, OnRanks
+    pass
 
 MODES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
 THREE = [Topology(rank, rank, 0, 3, 3, 1, leader="last") for rank in range(3)]
@@ -53,27 +51,9 @@ def test_hardware_of_a_node_is_recorded_by_its_last_rank() -> None:
 
 
 @pytest.mark.parametrize("mode", RUN_MODES)
-def test_a_node_of_unknown_size_has_no_known_last_rank(mode: str) -> None:
-    unknown = Topology(5, 1, 1, 8, None, 2, leader="last")
-    with pytest.raises(TopologyError, match="needs the local_world_size of rank 5 of 8"):
-        plan_run(unknown, mode, "worker", "exp")
-    plan_run(replace(unknown, leader="first"), mode, "worker", "exp")
-
-
-def test_a_job_is_described_led_and_ended_by_the_last_rank(
-    job: Callable[..., list[Session]], on_ranks: OnRanks, fake_wandb: FakeWandb
-) -> None:
-    arguments: list[dict[str, Any]] = [{"name": f"of-{rank}", "config": {"from": rank}} for rank in range(3)]
-    sessions = job(THREE, lambda rank: arguments[rank], spread=True, config_sync="off")
-    for rank, session in enumerate(sessions):
-        session.log({"loss": float(rank)}, step=1)
-    assert [session.config["from"] for session in sessions] == [2] * 3
-    assert on_ranks(3, lambda rank: sessions[rank].flush()) == [True] * 3
-    sessions[0].fail(3)
-    for session in sessions:
-        session.finish()
-    (run,) = fake_wandb.runs
-    assert (run.name, run.exit_codes) == ("of-2", [3])
-    assert [session.id for session in sessions] == [run.id] * 3
-    written = {name: value for row in run.rows for name, value in row.items()}
-    assert (written["loss"], written["loss/max"], written["loss/argmax_rank"]) == (1.0, 2.0, 2)
+def test_a_node_of_unknown_size_is_no_unit(mode: str) -> None:
+    unknown = Topology(5, 1, 1, 8, None, 2)
+    for topology in (unknown, replace(unknown, leader="last")):
+        with pytest.raises(TopologyError, match="needs the local_world_size of rank 5 of 8"):
+            plan_run(topology, mode, "worker", "exp")
+    assert plan_run(unknown, "shared", "global", "exp").label == "worker-1-rank-1"

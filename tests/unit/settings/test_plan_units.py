@@ -14,7 +14,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.job.units import ranks_along
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RUN_MODES, RunPlan, Unit, needs_base_id, needs_layout, plan_run, too_large, unit_of
+from dist_wandb.settings.plan import RUN_MODES, RunPlan, Unit, needs_layout, plan_run, too_large, unit_of
 
 sizes = st.dictionaries(st.sampled_from(["pp", "dp", "tp", "cp"]), st.integers(1, 4), min_size=1)
 modes = st.sampled_from(RUN_MODES)
@@ -88,8 +88,8 @@ def test_the_primary_has_index_0_and_every_index_belongs_to_one_rank(
 
 def test_ranks_outside_of_the_unit_need_no_base_id() -> None:
     inside, outside = topologies(2)
-    assert needs_base_id(inside, "new", "global", unit=(0,))
-    assert not needs_base_id(outside, "new", "global", unit=(0,))
+    assert plan_run(inside, "new", "global", "exp", unit=(0,)).needs_base_id
+    assert not plan_run(outside, "new", "global", None, unit=(0,)).needs_base_id
     assert plan_run(outside, "shared", "global", None, unit=(1,)).opens_run is False
 
 
@@ -97,7 +97,7 @@ def test_hardware_of_other_nodes_is_recorded_for_any_unit() -> None:
     first_of_node_1 = Topology(2, 0, 1, 4, 2, 2)
     plan = plan_run(first_of_node_1, "auto", "global", "exp", all_nodes=True, unit=(0, 1))
     assert (plan.opens_run, plan.attaches, plan.hardware) == (False, True, "worker-1")
-    assert needs_base_id(first_of_node_1, "auto", "global", all_nodes=True, unit=(0, 1))
+    assert plan.needs_base_id
 
 
 def test_a_primary_outside_of_its_unit_is_refused_on_that_rank() -> None:

@@ -22,7 +22,6 @@ from dist_wandb.settings.plan import (
     RankScope,
     RunMode,
     RunPlan,
-    needs_base_id,
     needs_layout,
     plan_run,
     unit_run_id,
@@ -133,8 +132,8 @@ def test_a_rank_without_a_run_knows_the_run_of_its_unit(mode: str, scope: str, e
 
 @given(layouts, modes, scopes)
 def test_a_base_id_is_required_exactly_if_the_plan_uses_it(layout: list[int], mode: RunMode, scope: RankScope) -> None:
-    for rank, plan in plan_all(layout, mode, scope):
-        assert needs_base_id(rank, mode, scope) is (rank.world_size > 1 and plan.opens_run)
+    for _, plan in plan_all(layout, mode, scope):
+        assert plan.needs_base_id is plan.opens_run
 
 
 @pytest.mark.parametrize(
@@ -208,7 +207,7 @@ def test_one_rank_of_each_node_records_its_hardware(
         assert plan.attaches == (plan.hardware is not None and rank.global_rank > 0)
         assert plan.has_writers == (plan.shared or plan.hardware is not None)
         if plan.hardware is not None:
-            assert needs_base_id(rank, mode, scope, all_nodes=True)
+            assert plan.needs_base_id
             assert unit_run_id(plan) == "exp"
 
 

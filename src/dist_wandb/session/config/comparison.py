@@ -40,7 +40,6 @@ ALL_GIVEN = "config/given by all"  # a list of the configs that all ranks were g
 # Claimed by the rank that warns for all.
 DIFFERS, OTHER_RUNS, REFUSED = "config/differs", "config/other runs", "config/refused"
 OF_VERSION = "/version"  # appended to the key of a `PublishedRun`: its `Version`
-_PAIR = 2  # text and digest of a value
 _LEAST_LIMIT = 0.5  # seconds that the store gets to answer
 _LONGEST_SHOWN = 40  # characters of a value in a message
 _MOST_SHOWN = 10  # differences in a message
@@ -58,11 +57,18 @@ _NAMES_OF_RANKS = frozenset(
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-class GivenConfig(TypedDict):
-    """The config that a rank was given, and the run that it was asked for, for other ranks to compare."""
+class Compared(TypedDict):
+    """A value, for other ranks to compare with theirs."""
 
-    values: dict[str, list[str]]
-    run: dict[str, list[str]]
+    text: str
+    digest: str
+
+
+class GivenConfig(TypedDict):
+    """The config that a rank was given, and the run that it was asked for."""
+
+    values: dict[str, Compared]
+    run: dict[str, Compared]
 
 
 class Version(TypedDict):
@@ -75,8 +81,8 @@ class Version(TypedDict):
 class PublishedRun(TypedDict):
     """The run of a primary."""
 
-    values: str  # its config, as JSON without secrets
-    withheld: dict[str, str]  # by name of each value that lacks secrets: `config_values.state`
+    values: dict[str, Any]  # its config, without secrets, and what it lacks: `config_values.publishable`
+    withheld: dict[str, str]
     given: dict[str, str]  # digests of what this rank was given, by which followers find values that differ from theirs
     imposed: list[str]  # names whose values come from a sweep, and replace those that any rank was given
     metadata: dict[str, Any]
@@ -92,31 +98,16 @@ def checked(message: Any, kind: type[_T], key: str) -> _T:
     return message  # type: ignore[no-any-return]  # just checked
 
 
-def fits(message: Any, kind: Any) -> bool:
-    if not _is_a(message, kind):
-        return False
-    pairs = [*message["values"].values(), *message["run"].values()] if kind is GivenConfig else []
-    return all(len(pair) == _PAIR for pair in pairs)
-
-
-def _is_a(value: Any, kind: Any) -> bool:
+def fits(value: Any, kind: Any) -> bool:
     origin, of = get_origin(kind) or kind, get_args(kind)
     if origin is dict:
-        return isinstance(value, dict) and all(_is_a(item, of[1]) for item in value.values())
+        return isinstance(value, dict) and all(fits(item, of[1]) for item in value.values())
     if origin is list:
-        return isinstance(value, list) and all(_is_a(item, of[0]) for item in value)
+        return isinstance(value, list) and all(fits(item, of[0]) for item in value)
     if is_typeddict(kind):
         fields = get_type_hints(kind).items()
-        return isinstance(value, dict) and all(name in value and _is_a(value[name], field) for name, field in fields)
+        return isinstance(value, dict) and all(name in value and fits(value[name], field) for name, field in fields)
     return kind is Any or type(value) is kind
-
-
-def values_of(run: PublishedRun) -> dict[str, Any]:
-    """Return the config in a message; raise `ConfigurationError` if it has none."""
-    try:
-        return checked(json.loads(run["values"]), dict[str, Any], "values")
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"A config in the job's store cannot be read: {error}.") from error
 
 
 def run_key(unit: str) -> str:
@@ -184,17 +175,17 @@ def differs_by_rank(name: str) -> bool:
 
 def comparable(
     values: Mapping[str, Any], given: Mapping[str, Any] | None = None, *, with_ranks: bool = False
-) -> dict[str, list[str]]:
+) -> dict[str, Compared]:
     """Return what other ranks need to compare values with their own: by name, the shortened repr and a digest.
 
     `values` has no secrets; `given` may have them, and is shown instead, without. Unless `with_ranks`, values that
     differ by rank by nature, such as ``local_rank``, are left out at any depth.
     """
     return {
-        name: [
-            text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…",
-            hashlib.blake2b(json.dumps(compared, sort_keys=True).encode(), digest_size=32).hexdigest(),
-        ]
+        name: Compared(
+            text=text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…",
+            digest=hashlib.blake2b(json.dumps(compared, sort_keys=True).encode(), digest_size=32).hexdigest(),
+        )
         for name, value in values.items()
         if with_ranks or not differs_by_rank(name)
         for text in [shown(value if given is None else given[name])]
@@ -210,14 +201,12 @@ def _without_ranks(value: Any) -> Any:
     return value
 
 
-def differences(
-    mine: Mapping[str, list[str]], rank: int, theirs: Mapping[str, list[str]], other_rank: int
-) -> list[str]:
+def differences(mine: Mapping[str, Compared], rank: int, theirs: Mapping[str, Compared], other_rank: int) -> list[str]:
     """Describe each differing name of two results of `comparable`: ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``."""
     return [
-        f"{name!r} is {mine[name][0]} on rank {rank}, but {theirs[name][0]} on rank {other_rank}"
+        f"{name!r} is {mine[name]['text']} on rank {rank}, but {theirs[name]['text']} on rank {other_rank}"
         for name in mine
-        if name in theirs and mine[name][1] != theirs[name][1]
+        if name in theirs and mine[name]["digest"] != theirs[name]["digest"]
     ]
 
 
@@ -337,7 +326,7 @@ class Comparison:
 
 
 def _digests(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: digest for name, (_, digest) in comparable(values, with_ranks=True).items()}
+    return {name: one["digest"] for name, one in comparable(values, with_ranks=True).items()}
 
 
 def _as_it_is(value: Any, depth: int = 0) -> Any:

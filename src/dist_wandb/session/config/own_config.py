@@ -7,15 +7,13 @@ private name of wandb, and gets its original class back when the session ends. V
 as their repr, also in a world of one. Writes that wandb refuses for other reasons (a changed value without
 `allow_val_change`) still raise; names that came from the primary may be set once more without it.
 
-A change costs the JSON of the changed values; a heartbeat without a change costs nothing that grows with the config.
-Changes *inside* a value are not reported: `flush` and `finish` find them.
+A heartbeat without a write costs nothing that grows with the config. Changes *inside* a value are not reported: `flush`
+and `finish` find them.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,7 @@ from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.config.comparison import OF_VERSION, REFUSED, PublishedRun, Version, listed
-from dist_wandb.settings.config_values import MISSING, encoded, given_values, is_plain, shown, state, without_secrets
+from dist_wandb.settings.config_values import MISSING, encoded, given_values, publishable, shown, without_secrets
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -36,30 +34,6 @@ if TYPE_CHECKING:
 _GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, not among its values
 
 
-class ConfigText:
-    """Names and values of a config as JSON, without secrets; `given` are the values that this rank was given."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
-        self.withheld: dict[str, str] = {}  # see `PublishedRun`
-        self._pieces: dict[str, str] = {}
-
-    def renew(self, values: Mapping[str, Any]) -> bool:
-        """Set values by name. Return whether any of them has changed."""
-        is_new = False
-        for name, value in values.items():
-            rest = without_secrets({name: value})
-            before = self._pieces.get(name), self.withheld.pop(name, None)
-            if rest.get(name, MISSING) is not value:
-                self.withheld[name] = state(value, self._given.get(name, MISSING))
-            self._pieces[name] = f"{json.dumps(name)}: {json.dumps(encoded(rest.get(name)))}"
-            is_new = is_new or before != (self._pieces[name], self.withheld.get(name))
-        return is_new
-
-    def __str__(self) -> str:
-        return f"{{{', '.join(self._pieces.values())}}}"
-
-
 class Publisher:
     """Publishes the config of this rank's run, if other ranks follow it."""
 
@@ -67,56 +41,47 @@ class Publisher:
         self._connection = connection
         self._comparison = comparison
         self._keys: tuple[str, ...] = ()
-        self.noticed: deque[str] = deque()  # names that were written, to publish their values at the next refresh
+        self.is_due: bool = False  # whether values may have changed, which the next refresh publishes
         self._version = Version(number=0, is_over=False)
-        self._config: Any = None
+        self.publications: int = 0  # how often this rank has published anything
+        self._run: AnyRun = NullRun()
 
     def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
         """Publish the config of a run from now on, under these keys; none if no rank follows it."""
         self._run, self._keys = run, keys
-        self._config = getattr(run, "config", None)  # a mock of a run may have none
-        values = given_values(self._config) if getattr(run, "sweep_id", None) else {}
-        locked = {name: wandb_private.is_locked(self._config, name) for name in values}
+        config = getattr(run, "config", None)  # a mock of a run may have none
+        values = given_values(config) if getattr(run, "sweep_id", None) else {}
+        locked = {name: wandb_private.is_locked(config, name) for name in values}
         is_known = None not in locked.values()
         self._imposed = [*filter(locked.get, locked)] if is_known else self._comparison.changed_names(values)
-        self._text = ConfigText(given=self._comparison.given)
+        self.is_due = True
         self._published: PublishedRun | None = None
 
-    def publish(self, *, whole: bool) -> None:
-        """Publish what was written, or if `whole`, what has changed, also inside values."""
-        if not self._keys or self._config is None:
+    def publish(self) -> None:
+        """Publish the config, if anything was written, and the run's metadata, if they are not published yet."""
+        config = getattr(self._run, "config", None)
+        if not self._keys or config is None:
             return
-        metadata = run_metadata.metadata_of(self._run)
-        config, names = self._config, set[str]()
-        while self.noticed:
-            names.add(self.noticed.popleft())
-        if whole or not is_guarded(config) or any(name not in config for name in names):
-            values = given_values(config)
-        else:
-            values = {name: config[name] for name in names if not name.startswith("_")}
-        if not self._text.renew(values) and self._published is not None and self._published["metadata"] == metadata:
-            return
-        self._published = None
-        job_store = self._connection.store()
-        if job_store is None:
-            return
+        if self.is_due or not isinstance(config, _Guarded):
+            self.is_due = False
+            self._last = publishable(given_values(config), self._comparison.given)
+        values, withheld = self._last
         message = PublishedRun(
-            values=str(self._text),
-            withheld=self._text.withheld,
+            values=values,
+            withheld=withheld,
             given=self._comparison.digests,
             imposed=self._imposed,
-            metadata=metadata,
+            metadata=run_metadata.metadata_of(self._run),
         )
+        job_store = None if message == self._published else self._connection.store()
+        if job_store is None:
+            return
+        self._version["number"] += 1  # also if the store does not answer: it may have the message nevertheless
         for key in self._keys:
             job_store.publish(key, message)
-            version = {**self._version, "number": self._version["number"] + 1}
-            job_store.publish(key + OF_VERSION, version)  # last, because it makes followers read the rest
-        self._version["number"] += 1
+            job_store.publish(key + OF_VERSION, self._version)  # last, because it makes followers read the rest
         self._published = message
-
-    @property
-    def publications(self) -> int:
-        return self._version["number"] + self._version["is_over"]
+        self.publications += 1
 
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run. This remains, even if values are published later."""
@@ -125,6 +90,7 @@ class Publisher:
             for key in self._keys:
                 job_store.publish(key + OF_VERSION, {**self._version, "is_over": True})
         self._version["is_over"] = True
+        self.publications += 1
 
 
 class OwnConfig:
@@ -178,7 +144,7 @@ class OwnConfig:
             if value is not MISSING and (name not in here or encoded(here[name]) != encoded(value))
         }
         if due and self._config is not None:
-            self.publisher.noticed.extend(due)
+            self.publisher.is_due = True
             self._followed |= due.keys()
             update_unnoticed(self._config, due)
 
@@ -193,7 +159,7 @@ class OwnConfig:
         config = init_arguments.get("config")
         values = given_values(config)
         chosen = run_metadata.chosen_config(init_arguments)
-        refused = [name for name, value in chosen.items() if not (is_plain(value) or run_metadata.can_hold(value))]
+        refused = [name for name, value in chosen.items() if not run_metadata.can_hold(value)]
         is_wandbs_kind = not isinstance(config, Mapping) or isinstance(config, dict)
         given = config if isinstance(config, dict) else getattr(config, "__dict__", {})
         is_exact = all(isinstance(name, str) and values.get(name, value) is value for name, value in given.items())
@@ -233,11 +199,10 @@ class OwnConfig:
             self._write_part(config, rest or given, lambda part: write(part, False))
         self._follower.set_own(values)
         self._followed.difference_update(values)
-        self.after_change(values)
+        self.after_change()
 
-    def after_change(self, names: Iterable[str]) -> None:
-        """Publish the values of these names, whichever rank has set them."""
-        self.publisher.noticed.extend(names)
+    def after_change(self) -> None:
+        self.publisher.is_due = True
         self.refresh(at_once=True)
 
     def _write_part(self, config: Any, values: Any, write: Callable[[Any], None]) -> None:
@@ -264,10 +229,6 @@ class OwnConfig:
             if self._config is not None:
                 update_unnoticed(self._config, given_values(values))
         return True
-
-
-def is_guarded(config: object) -> bool:
-    return isinstance(config, _Guarded)
 
 
 def update_unnoticed(config: Any, values: Mapping[str, Any]) -> None:
@@ -324,11 +285,11 @@ class _Guarded:
 
     def update_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
         self._base.update_locked(d, *args, **kwargs)
-        self._guard.after_change(given_values(d))
+        self._guard.after_change()
 
     def merge_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
         self._base.merge_locked(d, *args, **kwargs)
-        self._guard.after_change(given_values(d))
+        self._guard.after_change()
 
     def __getitem__(self, name: str) -> Any:
         self._before_read(name)

@@ -47,7 +47,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.timed_caller import briefly, interval
 from dist_wandb.notices import Notices
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.config.comparison import Comparison, Connection, PublishedRun, run_key, values_of
+from dist_wandb.session.config.comparison import Comparison, Connection, PublishedRun, run_key
 from dist_wandb.session.config.own_config import OwnConfig
 from dist_wandb.session.config.targets import ConfigView, Follower, LocalConfig
 from dist_wandb.settings.config_values import MISSING, filled
@@ -71,11 +71,10 @@ class Refresh:
     """Refreshes the config on this rank. Never waits for a rank, and raises nothing.
 
     `heartbeat` is in seconds, and longer than the exchange's if there are very many ranks. `update` publishes what is
-    new here, and applies what other ranks have published. Its arguments are whether to check all values for changes,
-    and whether to poll the other ranks.
+    new here and, if its argument says so, polls the other ranks and applies what they have published.
     """
 
-    def __init__(self, connection: Connection, heartbeat: float, update: Callable[[bool, bool], None]) -> None:
+    def __init__(self, connection: Connection, heartbeat: float, update: Callable[[bool], None]) -> None:
         self._connection = connection
         self._heartbeat = heartbeat
         self._update = update
@@ -87,10 +86,10 @@ class Refresh:
         self.pause: float = heartbeat  # seconds after a poll until that thread polls, unless something new is reported
         self._notices = Notices()
 
-    def __call__(self, *, at_once: bool = False, whole: bool = False) -> None:
-        """Refresh and poll, if it is time to: once per heartbeat, or `at_once`; `whole` as for `Publisher.publish`."""
+    def __call__(self, *, at_once: bool = False) -> None:
+        """Refresh and poll, if it is time to: once per heartbeat, or `at_once`."""
         if at_once or time.monotonic() >= self._polled + self._heartbeat:
-            self._refresh(_PATIENCE if at_once else 0.0, whole=whole, polls=True)
+            self._refresh(_PATIENCE if at_once else 0.0, polls=True)
 
     def in_background(self, published: float) -> None:
         """Refresh, if it is time to, on a thread whose rounds other ranks wait for.
@@ -101,14 +100,14 @@ class Refresh:
         if not is_news and now < self._next_refresh:
             return
         polls = is_news or now >= self._polled + self.pause
-        if not self._refresh(0.0, whole=False, polls=polls):
+        if not self._refresh(0.0, polls=polls):
             return
         self._next_refresh = now + self._heartbeat
         if polls:
             longer = min(2 * self.pause, max(self._heartbeat, _SELDOM))
             self.published, self.pause = published, self._heartbeat if is_news else longer
 
-    def _refresh(self, patience: float, *, whole: bool, polls: bool) -> bool:
+    def _refresh(self, patience: float, *, polls: bool) -> bool:
         """Refresh, unless another thread does so for longer than `patience` seconds. Return whether this one could."""
         if not self._connection.is_usable or not self._lock.acquire(timeout=patience):
             return False
@@ -117,7 +116,7 @@ class Refresh:
             if not was_busy:
                 if polls:
                     self._polled = time.monotonic()
-                self._update(whole, polls)
+                self._update(polls)
         except RendezvousError as error:  # the store is gone, usually because the job has ended
             _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)
         except ConfigurationError as error:  # another rank's message cannot be read
@@ -180,7 +179,7 @@ class ConfigSync:
         if plan.has_writers and not plan.primary:  # these get the config that the primary has published
             run = self._connection.try_get(run_key(unit), PublishedRun)
             if run is not None:
-                known = filled(values_of(run), run["withheld"], self._comparison.given)
+                known = filled(run["values"], run["withheld"], self._comparison.given)
                 config = {name: value for name, value in known.items() if value is not MISSING}
                 init_arguments = {**init_arguments, "config": config}
         return self.own.writable(init_arguments)
@@ -201,15 +200,15 @@ class ConfigSync:
             units += [""] if is_coordinator and unit else []  # for the primaries of other units
             self._target = self.own
             self.own.attach(run, tuple(map(run_key, units)))
-        self.refresh(at_once=True, whole=True)
+        self.refresh(at_once=True)
 
-    def _update(self, whole: bool, polls: bool) -> None:
+    def _update(self, polls: bool) -> None:
         self._comparison.publish_given()
         if polls:
             self._comparison.compare()
             if self._target is not None:
                 self._follower.follow(self._target)
-        self.own.publisher.publish(whole=whole)
+        self.own.publisher.publish()
 
     def continue_in(self, run: Callable[[], AnyRun]) -> dict[str, Any]:
         """Answer, on a rank without a run, from the run of another session; return what was written on this rank."""
@@ -221,7 +220,8 @@ class ConfigSync:
     def catch_up(self) -> None:
         """Refresh at once, but do not wait long for a store whose host has stalled."""
         if self._connection.is_usable:
-            briefly(lambda: self.refresh(at_once=True, whole=True), None, _CATCH_UP)
+            self.own.publisher.is_due = True  # values may have changed inside
+            briefly(lambda: self.refresh(at_once=True), None, _CATCH_UP)
 
     def known(self) -> dict[str, Any]:
         return dict(self._comparison.given) if self._target is None else self._target.known()

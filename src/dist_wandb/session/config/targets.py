@@ -10,7 +10,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices, users_line, warn
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.config.comparison import OF_VERSION, PublishedRun, Version, differs_by_rank, values_of
+from dist_wandb.session.config.comparison import OF_VERSION, PublishedRun, Version, differs_by_rank
 from dist_wandb.settings.config_values import (
     MISSING,
     ConfigCopy,
@@ -65,7 +65,7 @@ class Follower:
         run = self._connection.try_get(self.key, PublishedRun)
         if run is None:
             return
-        values, withheld = values_of(run), run["withheld"]
+        values, withheld = run["values"], run["withheld"]
         if not self.is_known and self._own is not None:
             given = run["given"]
             self._own -= {name for name, digest in self._comparison.digests.items() if given.get(name) == digest}
@@ -224,10 +224,10 @@ class ConfigView(Mapping[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # copy, pickle and so on check for such names
             raise AttributeError(name)
-        values = self._source.read(name)
-        if name in values:
-            return values[name]
-        why = values.why_not(name) if isinstance(values, Known) else name
+        try:
+            return self[name]
+        except KeyError as error:  # which has the name, or why the value is missing
+            why = error.args[0]
         raise AttributeError(f"the config of the run has no {name!r}" if why == name else why)
 
     def __setattr__(self, name: str, value: Any) -> None:

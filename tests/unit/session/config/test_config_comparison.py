@@ -174,7 +174,7 @@ def test_a_warning_turned_into_an_error_is_logged_without_traceback(
     assert [record.exc_info for record in warned] == [None]
 
 
-PUBLISHED: dict[str, Any] = {"values": "{}", "imposed": [], "metadata": {}, "withheld": {}, "given": {}}
+PUBLISHED: dict[str, Any] = {"values": {}, "imposed": [], "metadata": {}, "withheld": {}, "given": {}}
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,7 @@ def test_malformed_messages_of_a_rank_are_reported_without_traceback(
     sync_of(second).refresh(at_once=True)
     warned = [record for record in caplog.records if "cannot follow the config" in record.getMessage()]
     assert [record.exc_info for record in warned] == [None]
-    is_no_json = isinstance(junk, dict) and junk["values"] == "lr=0.1"
-    cause = "A config in the job's store cannot be read: Expecting value" if is_no_json else f"as {key!r}, which is not"
-    assert cause in caplog.text
+    assert f"as {key!r}, which is not" in caplog.text
     assert not [record for record in caplog.records if record.exc_info]
 
 

@@ -30,7 +30,7 @@ class Rank:
         self.refresh = Refresh(connection, heartbeat, self._update)
         patch.setattr(sync, "time", SimpleNamespace(monotonic=lambda: self.now))
 
-    def _update(self, _whole: bool, polls: bool) -> None:
+    def _update(self, polls: bool) -> None:
         self.refreshes.append(self.now - 100.0)
         if polls:
             self.polls.append(self.now - 100.0)
