@@ -80,11 +80,11 @@ class Cycle:
         offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
         offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
         sums, maxima = group.reduce(*rounds.pack()) if rounds.plan(offers) else ([], [])
-        self._context.rows.attachments.passed()
+        self._context.rows.attachments.contributions.passed()
         outcome = self._unpack(offers, sums, maxima)
         self._exchange(group, self._due)
         self._write_due()
-        self.has_more = outcome.more or self._context.rows.attachments.has_sent_much()
+        self.has_more = outcome.more or self._context.rows.attachments.contributions.has_sent_much
         return outcome
 
     def _unpack(self, offers: Offers, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
@@ -133,8 +133,8 @@ class Cycle:
         if any(is_attached(key.name) or may_have_spread(key.name) for key in self._rounds.own_open()):
             return True
         ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
-        others = ranks.members - ranks.closed
-        givers = map(memory.ranks_of, self._context.rows.attachments.kept() if others and by_late else ())
+        others, contributions = ranks.members - ranks.closed, self._context.rows.attachments.contributions
+        givers = map(memory.ranks_of, contributions.cells() if others and by_late else ())
         return any(those is not None and not those >= others for those in givers)
 
     # Between generations

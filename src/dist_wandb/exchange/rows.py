@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequ
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from dist_wandb.exchange.attachments import ATTACHED, Attachments
+from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Call
@@ -268,9 +268,10 @@ class Rows:
         self.act = act
         self.first: int | None = first if counts else None
         self.reductions: Reductions = Reductions(reduce)
-        metrics = FusedMetrics(rank, merges=self.writes, lost=writer.lost)
-        gathers = FusedGathers(rank, merges=self.writes, lost=writer.lost)
-        self.attachments: Attachments = Attachments({Snapshot: metrics, Gathered: gathers})
+        contributions, writes = Contributions(rank, writer.lost), self.writes
+        metrics, gathers = FusedMetrics(contributions, merges=writes), FusedGathers(contributions, merges=writes)
+        by_type = {Snapshot: metrics, Gathered: gathers}
+        self.attachments: Attachments = Attachments(contributions, by_type, merges=writes)
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
         self.posting: Posting = Posting(self, per_rank, is_first=not index)
         self.writing: Writing = Writing(self)
