@@ -7,6 +7,8 @@ import enum
 import importlib.util
 import logging
 import math
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -207,6 +209,20 @@ def test_images_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
+
+
+def test_pillow_knows_png_before_an_image_is_encoded() -> None:
+    """Threads that encode the first images at the same time would load it at the same time."""
+    lines = (
+        "from dist_wandb.payloads.cells import png_of",
+        "def make(value):",
+        "    from PIL import Image",
+        "    print('.png' in Image.EXTENSION)",
+        "    return Image.new('L', (1, 1))",
+        "png_of(0, {}, make)",
+    )
+    command = (sys.executable, "-c", "\n".join(lines))
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout == "True\n"
 
 
 def file_with(color: int, directory: Path) -> Path:
