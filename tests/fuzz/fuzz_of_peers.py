@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,9 +155,7 @@ TARGETS = (
     Target("images", lambda data: decoded("images", data), _images, (ConfigurationError,)),
     Target("layout", _read_layout, _layouts, (ConfigurationError,), (b'"sum"', b'"cat"', *_NUMBERS[:2])),
     Target("offer", _read_offers, _offers, _ODD, (b"[[0,4],0,0,1,0,1,999999999]", b"1e9", b"[]", b"[0]")),
-    Target(
-        "exchange_checkpoint", lambda data: Checkpoint.from_json(json.loads(data)), _checkpoints, (*_ODD, struct.error)
-    ),
+    Target("exchange_checkpoint", lambda data: Checkpoint.from_json(json.loads(data)), _checkpoints, _ODD),
     Target("snapshot", _read_snapshot, _snapshots, _ODD),
     Target("frames", _read_frames, _frames, (ConfigurationError,)),
 )

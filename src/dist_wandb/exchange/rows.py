@@ -113,7 +113,6 @@ class Posting:
         self._rows = rows
         self._per_rank = per_rank
         self._is_first = is_first  # in the unit
-        self._usual = Own({}, None)
 
     def write_own(self, contribution: Contribution) -> None:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
@@ -136,7 +135,7 @@ class Posting:
         """Post a contribution whose values are computed, and return its names; write own values, or keep them."""
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
-        own = self._own_of(contribution) if self._writes else None
+        own = Own({}, commit, contribution.follows) if self._writes else None
         if (lanes := self._lanes(contribution)) is not None:
             return rounds.outbox.post(contribution.metrics, lanes, step, x, now, own).names
         values = known(contribution.metrics)
@@ -156,15 +155,6 @@ class Posting:
             self._writer.write(self._with_axes(mine, values), self._rows.x(x), commit=True)
             self._rows.keep_summary(mine, contribution.follows, step, is_open=False)
         return unit
-
-    def _own_of(self, contribution: Contribution) -> Own:
-        """Return what tells a row's place among the writes into the summary; most calls share one object."""
-        commit, follows = contribution.commit, contribution.follows
-        if commit is not None:
-            return Own({}, commit, follows)
-        if self._usual.follows != follows:
-            self._usual = Own({}, None, follows)
-        return self._usual
 
     def _lanes(self, contribution: Contribution) -> Lanes | None:
         """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""
