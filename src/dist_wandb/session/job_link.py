@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership import Situation, generations, primary_of
-from dist_wandb.exchange.membership.forming import Stopped
+from dist_wandb.exchange.membership import Membership, Situation, generations
+from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
@@ -315,14 +315,20 @@ def primary_in(
     For a session that takes part in no exchange. `is_due`: this rank ends. `has_rows`: it has logged something.
     `is_stopped`: stop waiting immediately.
     """
-    store, unit, within = link.store, link.unit, link.options.limits.join_timeout
+    store, unit = link.store, link.unit
     if store is None:
         return None
-    situation = Situation(is_due, link.is_over, is_opening, may_move=True, has_rows=has_rows)
+    situation = Situation(is_due, link.is_over, is_opening, may_move=True, has_rows=has_rows, watches=True)
     try:
-        return primary_of(unit, store.beside(generations.keys_of(unit)), within, situation, is_stopped)
+        keys = store.beside(generations.keys_of(unit))
+        Membership(unit, link.options.limits, keys, is_stopped).arrive(link.options.limits.join_timeout, situation)
+    except Moved as moved:
+        return moved.primary
+    except Over:
+        return 0  # it has written the run
     except (Stopped, RendezvousError):
-        return None
+        pass
+    return None
 
 
 def _publish_before(link: JobLink, former: JobLink) -> None:

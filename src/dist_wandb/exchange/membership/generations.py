@@ -265,6 +265,10 @@ class Presence:
         self._opened.read_new()
         return set(self._opened.values)
 
+    def has_primary(self) -> bool:
+        """Return whether rank 0 has opened a session."""
+        return has_opened(self._keys, 0)
+
     def publish_before(self, former: Presence) -> None:
         """Publish the ranks that have the session which this one continues: those that do not come are missing."""
         if not self._keys.has([_BEFORE]):
@@ -278,8 +282,7 @@ class Presence:
     def choose_stand_in(self, within: float) -> None:
         """Agree on the rank that writes if the store is gone: the first to find, after `least_wait`, no rank 0 here."""
         if self.stand_in is None and self.waited >= least_wait(within, self._unit):
-            is_here = has_opened(self._keys, 0)
-            self.stand_in = 0 if is_here else int(self._keys.claim("stand-in", self._unit.index))
+            self.stand_in = 0 if self.has_primary() else int(self._keys.claim("stand-in", self._unit.index))
 
     def absent(self, generation: Generation) -> set[int]:
         """Return the ranks that have opened a session and should take part, but do not, and have not finished."""
