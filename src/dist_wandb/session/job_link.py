@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership import Membership, Situation, generations
-from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
+from dist_wandb.exchange.membership import generations
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
@@ -301,34 +300,6 @@ class UnitEnd:
 
     def _written(self, store: JobStore) -> SharedList:
         return SharedList(store, self._key("written"))
-
-
-def primary_in(
-    link: JobLink,
-    is_opening: Callable[[], bool],
-    is_due: Callable[[], bool],
-    has_rows: Callable[[], bool],
-    is_stopped: Callable[[], bool],
-) -> int | None:
-    """Wait until it is certain which rank of the unit writes its run; return its index, or `None` if it never is.
-
-    For a session that takes part in no exchange. `is_due`: this rank ends. `has_rows`: it has logged something.
-    `is_stopped`: stop waiting immediately.
-    """
-    store, unit = link.store, link.unit
-    if store is None:
-        return None
-    situation = Situation(is_due, link.is_over, is_opening, may_move=True, has_rows=has_rows, watches=True)
-    try:
-        keys = store.beside(generations.keys_of(unit))
-        Membership(unit, link.options.limits, keys, is_stopped).arrive(link.options.limits.join_timeout, situation)
-    except Moved as moved:
-        return moved.primary
-    except Over:
-        return 0  # it has written the run
-    except (Stopped, RendezvousError):
-        pass
-    return None
 
 
 def _publish_before(link: JobLink, former: JobLink) -> None:
