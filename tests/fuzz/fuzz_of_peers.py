@@ -124,8 +124,8 @@ def _read_offers(data: bytes) -> None:
     machine = Rounds(0, 2)
     machine.table.names.update(a=0, b=1, c=2, d=3)
     machine.outbox.post("ab", lanes_of([number_of(1.0)] * 2), 3, 3, 0.0)
-    if machine.plan({machine.offer(1.0): frozenset([0]), data: frozenset([1])}):
-        machine.unpack(*machine.pack())
+    plan = machine.plan({machine.offer(1.0): frozenset([0]), data: frozenset([1])})
+    machine.unpack(plan, *plan.pack())
 
 
 def _checkpoints() -> list[bytes]:

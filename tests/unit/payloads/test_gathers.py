@@ -213,16 +213,9 @@ def test_images_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pillow_knows_png_before_an_image_is_encoded() -> None:
     """Threads that encode the first images at the same time would load it at the same time."""
-    lines = (
-        "from dist_wandb.payloads.cells import png_of",
-        "def make(value):",
-        "    from PIL import Image",
-        "    print('.png' in Image.EXTENSION)",
-        "    return Image.new('L', (1, 1))",
-        "png_of(0, {}, make)",
-    )
-    command = (sys.executable, "-c", "\n".join(lines))
-    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout == "True\n"
+    code = """from PIL import Image; from dist_wandb.payloads import cells
+cells.png_of(0, {}, lambda _: print(".png" in Image.EXTENSION) or Image.new("L", (1, 1)))"""
+    assert subprocess.check_output((sys.executable, "-c", code), text=True) == "True\n"
 
 
 def file_with(color: int, directory: Path) -> Path:
