@@ -65,10 +65,5 @@ def test_attachments_wait_for_the_primary(writes: bool, has_primary: bool, kinds
 
 
 def test_only_a_metric_needs_the_primarys_own_part() -> None:
-    needs = attachments(writes=True).needs_primary
-    assert [needs(Series("a", kind).text) for kind in ("metric", "table", "images", NUMBER)] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    needs, kinds = attachments(writes=True).needs_primary, ("metric", "table", "images", NUMBER)
+    assert [needs(Series("a", kind).text) for kind in kinds] == [True, False, False, False]
