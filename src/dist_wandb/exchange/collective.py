@@ -311,8 +311,7 @@ class Worker:
 
     def _post(self, contribution: Contribution) -> None:
         try:
-            now = time.monotonic()
-            self.messages.names.update(self._context.rows.posting.post(contribution, self._rounds, now))
+            self._context.rows.posting.post(contribution, self._rounds, time.monotonic())
         except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
             self._context.rows.writer.lost["that could not be processed"] += len(contribution.metrics)
             _log.exception(

@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -131,19 +131,20 @@ class Posting:
             is_open = contribution.commit is False
             self._rows.keep_summary(row, contribution.follows, contribution.step, is_open=is_open)
 
-    def post(self, contribution: Contribution, rounds: Rounds, now: float) -> Iterable[str]:
-        """Post a contribution whose values are computed, and return its names; write own values, or keep them."""
+    def post(self, contribution: Contribution, rounds: Rounds, now: float) -> None:
+        """Post a contribution whose values are computed; write own values, or keep them."""
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
         own = Own({}, commit, contribution.follows) if self._writes else None
         if (lanes := self._lanes(contribution)) is not None:
-            return rounds.outbox.post(contribution.metrics, lanes, step, x, now, own).names
+            rounds.outbox.post(contribution.metrics, lanes, step, x, now, own)
+            return
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
         if self._writes and mine:
             own, mine = Own(mine, commit, contribution.follows), {}
         if own and not (unit or others) and _add(own, rounds.outbox.waiting, x, ends=step is None):
-            return unit
+            return
         if unit or others or own:
             numbers = [*unit.values(), *(NO_NUMBER for _ in others)]
             call = rounds.outbox.post([*unit, *others], lanes_of(numbers), step, x, now, own)
@@ -154,7 +155,6 @@ class Posting:
             self._rows.act(contribution.follows)
             self._writer.write(self._with_axes(mine, values), self._rows.x(x), commit=True)
             self._rows.keep_summary(mine, contribution.follows, step, is_open=False)
-        return unit
 
     def _lanes(self, contribution: Contribution) -> Lanes | None:
         """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""
