@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 
 from benchmarks import common
 
-from dist_wandb.exchange.collective import CollectiveExchange, Hooks
+from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.interface import Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup

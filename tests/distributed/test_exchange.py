@@ -763,7 +763,7 @@ def test_an_exchange_that_cannot_continue_is_reported(
     def fail(*_arguments: Any, **_named: Any) -> None:
         raise KeyError("a bug of ours")
 
-    monkeypatch.setattr(unit.exchanges[0].rounds, "pack", fail)
+    monkeypatch.setattr(unit.exchanges[0].rounds, "plan", fail)
     unit.log(0, {"loss": 1.0}, 1)
     eventually(lambda: "rank 0 can no longer write rows to W&B" in caplog.text)
     unit.log(0, {"loss": 1.0}, 2)

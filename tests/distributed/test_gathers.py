@@ -238,7 +238,7 @@ def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
 def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachments, "_MOST_DELIVERED", 8 * SMALL)
+    monkeypatch.setattr(attachments, "_MOST_KEPT", 8 * SMALL)
     unit = ranks(2, kind=CollectiveExchange)
     for step in range(11):
         unit.log(0, {"table": table(0)}, step)
@@ -256,7 +256,7 @@ def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
 def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachments, "_MOST_DELIVERED", 0)
+    monkeypatch.setattr(attachments, "_MOST_KEPT", 0)
     unit = ranks(3, limits=HASTY)
     unit.write_all(lambda rank: {"loss": 1.0, "table": table(rank)}, 0)
     stall = Stall()

@@ -222,7 +222,8 @@ def test_rows_are_on_disk_if_wandbs_own_process_is_killed(wandb_server: WandbSer
     outcome = train(wandb_server, tmp_path, meanwhile, waits=True)
     assert outcome.exit_codes == (0, 0)
     assert "Lost wandb's own process on rank 0" in outcome.output
-    assert outcome.on_disk == ALL
+    assert outcome.on_disk >= ALL  # those of the last seconds may be in both files
+    assert max(outcome.on_disk.values()) <= 2
 
 
 def test_rows_are_on_disk_until_the_primary_is_killed(wandb_server: WandbServer, tmp_path: Path) -> None:

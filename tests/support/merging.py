@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from dist_wandb.exchange.attachments import Contributions
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.payloads.metrics import Snapshot, take_snapshot
@@ -20,9 +22,13 @@ class _Outbox:
     """The pending entries of a rank: one name."""
 
     def __init__(self, own: str) -> None:
-        self.names = lambda: [own]
+        self.name = own
+
+    def names(self) -> list[str]:
+        return [self.name]
 
     def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
+        self.name = new
         return [(_key(old), _key(new))]
 
 
@@ -74,7 +80,9 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.known: list[str] = []  # names that the ranks have agreed on
         self.collectives: list[str] = []  # of the last exchange
-        self._ranks: list[Any] = [FusedMetrics(rank, merges=rank == 0) for rank in range(size)]
+        self._ranks: list[Any] = [
+            FusedMetrics(Contributions(rank, Counter()), merges=rank == 0) for rank in range(size)
+        ]
 
     def log(self, metrics: Sequence[Any]) -> dict[str, Any]:
         """Merge one metric of each rank. Return the values that are written, by suffixes of names."""
@@ -88,8 +96,9 @@ class Ranks:
         self.known += dict.fromkeys(name for name in names if name not in self.known)
         keys = []
         for one, name in zip(self._ranks, names, strict=True):
-            renamed = one.settle(_Outbox(name), self.known)
-            keys.append(renamed[0][1] if renamed else _key(name))
+            outbox = _Outbox(name)
+            one.settle(outbox, self.known)
+            keys.append(_key(outbox.name))
         assert len(set(keys)) == 1, "the ranks have not agreed on one layout"
         return self._exchange(keys[0])
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
+from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row
 
@@ -167,8 +168,8 @@ class Unit:
             found[data] = found.get(data, frozenset()) | {rank}
         return found
 
-    def reduce(self) -> tuple[list[float], list[float]]:
-        packed = [self.machines[rank].pack() for rank in self.members]
+    def reduce(self, plans: Iterable[Plan]) -> tuple[list[float], list[float]]:
+        packed = [plan.pack() for plan in plans]
         assert len({(len(sums), len(maxima)) for sums, maxima in packed}) == 1
         return reduced(packed)
 
@@ -180,16 +181,14 @@ class Unit:
         """
         members = self.members
         offers = self.offers()
-        has_numbers = {self.machines[rank].plan(offers) for rank in members}
-        assert len(has_numbers) == 1
-        sums, maxima = self.reduce() if has_numbers == {True} else ([], [])
+        plans = {rank: self.machines[rank].plan(offers) for rank in members}
+        lists = self.reduce(plans.values())
         self.rounds += 1
-        self.reduced += has_numbers == {True}
-        outcomes = {rank: self.machines[rank].unpack(sums, maxima) for rank in first or members}
+        self.reduced += any(lists)
+        outcomes = {rank: self.machines[rank].unpack(plans[rank], *lists) for rank in first or members}
         for rank in members:
             if rank not in outcomes:  # with what the others have kept of the round
-                self.machines[rank].plan(offers)
-                outcomes[rank] = self.machines[rank].unpack(sums, maxima)
+                outcomes[rank] = self.machines[rank].unpack(self.machines[rank].plan(offers), *lists)
         self.outcomes = outcomes
         for rank, outcome in outcomes.items():
             owns = self.owns.setdefault((rank, self.lives[rank]), [])
@@ -207,10 +206,10 @@ class Unit:
         members = self.members
         others = [rank for rank in members if rank not in holders]
         offers = self.offers()
-        has_numbers, *_ = [self.machines[rank].plan(offers) for rank in members]
-        sums, maxima = self.reduce() if has_numbers else ([], [])
+        plans = {rank: self.machines[rank].plan(offers) for rank in members}
+        lists = self.reduce(plans.values())
         for rank in holders:
-            self.machines[rank].unpack(sums, maxima)
+            self.machines[rank].unpack(plans[rank], *lists)
             self.machines[rank].put_back()
         state = json.dumps(self.machines[others[0]].snapshot())
         for rank in holders:

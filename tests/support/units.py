@@ -17,8 +17,8 @@ import torch
 from torch.distributed import HashStore, Store
 
 from dist_wandb.exchange import collective, interface
-from dist_wandb.exchange.collective import CollectiveExchange, Hooks
-from dist_wandb.exchange.interface import Demand, Exchange
+from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.interface import Demand, Exchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology

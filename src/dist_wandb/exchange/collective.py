@@ -24,13 +24,20 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import cast
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.interface import Demand, Exchange, Flush, Phase, grace_of_failed, is_set_within, write_rest
+from dist_wandb.exchange.interface import (
+    Demand,
+    Exchange,
+    Flush,
+    Hooks,
+    Phase,
+    grace_of_failed,
+    is_set_within,
+    write_rest,
+)
 from dist_wandb.exchange.membership import Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
@@ -41,7 +48,6 @@ from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, PRIMARY, UNOPENED, 
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed
 from dist_wandb.exchange.turns import Inbox, Pacer, Turns
-from dist_wandb.job.job_store import JobStore
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 
@@ -52,20 +58,6 @@ _LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as 
 _OFTEN = 64  # every so many rows, `log` checks whether too many wait: counting them takes longer than passing one on
 _POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
 _LAST_WAIT = 0.5  # seconds to wait for a device, or for the encoding of images, when the thread ends
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """The session's functions that the thread calls."""
-
-    find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
-    between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
-    is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
-    is_opening: Callable[[], bool] = lambda: False  # whether the primary is still opening its run
-    failure: Callable[[], str | None] = lambda: None  # why it could not open it, if it could not
-    move: Callable[[int], None] | None = None  # continues in another exchange, given the rank of its primary
-    publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
-    names_unopened: bool = True  # whether to report ranks that have opened no session
 
 
 class CollectiveExchange(Exchange):
@@ -319,8 +311,7 @@ class Worker:
 
     def _post(self, contribution: Contribution) -> None:
         try:
-            now = time.monotonic()
-            self.messages.names.update(self._context.rows.posting.post(contribution, self._rounds, now))
+            self._context.rows.posting.post(contribution, self._rounds, time.monotonic())
         except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
             self._context.rows.writer.lost["that could not be processed"] += len(contribution.metrics)
             _log.exception(

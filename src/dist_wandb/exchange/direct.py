@@ -28,17 +28,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import (
     DEVICE_POLL_INTERVAL,
     Demand,
     Exchange,
     Flush,
+    Hooks,
     Phase,
     ends,
     grace_of_failed,
     is_set_within,
     write_rest,
 )
+from dist_wandb.exchange.membership import Membership, Situation
+from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
+from dist_wandb.exchange.membership.generations import keys_of
 from dist_wandb.exchange.reports import report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.notices import Notices
@@ -231,20 +236,10 @@ class DirectExchange(Exchange):
 class WatchingExchange(Exchange):
     """The exchange of a rank that writes nothing, unless the primary is missing."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        unit: Unit,
-        # Waits, on the thread, until it is certain which rank of the unit writes; see `session.job_link.primary_in`.
-        find: Callable[[Callable[[], bool], Callable[[], bool], Callable[[], bool]], int | None],
-        move: Callable[[int], None],
-        failure: Callable[[], str | None] = lambda: None,  # why the primary could not open its run, if it could not
-    ) -> None:
+    def __init__(self, unit: Unit, hooks: Hooks, limits: Limits) -> None:
         super().__init__(limits, unit.global_rank, "watching")
         self._unit = unit
-        self._find = find
-        self._move = move  # continues in another exchange, given the rank of its primary
-        self._failure = failure
+        self._hooks = hooks
         self._has_rows = False
         self._kept: deque[Contribution] | None = deque()
         self._dropped = 0
@@ -284,7 +279,7 @@ class WatchingExchange(Exchange):
         is_set_within(lifecycle.ended, limit, lambda: False)
         self._ask(Demand.STOP)
         has_ended = ends(lifecycle, lambda: 0, self._rank)
-        if self._has_rows and lifecycle.successor is None and (failure := self._failure()):
+        if self._has_rows and lifecycle.successor is None and (failure := self._hooks.failure()):
             _log.warning(
                 "dist_wandb: init failed on rank %d, which has the run to which rank %d logs: %s",
                 *(self._unit.global_rank_of(0), self._rank, failure),
@@ -297,8 +292,7 @@ class WatchingExchange(Exchange):
     def _run(self) -> None:
         lifecycle = self._lifecycle
         try:
-            has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
-            primary = self._find(lambda: lifecycle.is_closing, has_rows, self._is_stopped)
+            primary = self._primary()
             if primary is None and self._kept:
                 lifecycle.may_have_lost = True
                 message = (
@@ -306,12 +300,34 @@ class WatchingExchange(Exchange):
                     "run. Pass primary_rank to init if rank %d does not call it."
                 )
                 _log.warning(message, self._rank, self._unit.global_rank_of(0))
-            if primary:
+            if primary and self._hooks.move is not None:
                 lifecycle.phase, self._writes = Phase.MOVING, primary == self._unit.index
-                self._move(self._unit.global_rank_of(primary))
+                self._hooks.move(self._unit.global_rank_of(primary))
         except Exception:  # noqa: BLE001  # the training must continue
             lifecycle.phase = Phase.BROKEN
             _log.exception("dist_wandb: rank %d cannot open the run, which no rank writes", self._rank)
         finally:
             self._kept = None
             lifecycle.end()
+
+    def _primary(self) -> int | None:
+        """Wait until it is certain which rank of the unit writes its run; return its index, `None` if it never is."""
+        lifecycle, hooks, store, unit = self._lifecycle, self._hooks, self._hooks.find(), self._unit
+        situation = Situation(
+            lambda: lifecycle.is_closing,
+            hooks.is_over,
+            hooks.is_opening,
+            may_move=True,
+            has_rows=lambda: bool(self._kept) and not lifecycle.has_failed,
+            watches=True,
+        )
+        with suppress(Stopped, RendezvousError):
+            try:
+                if store is not None:
+                    membership = Membership(unit, self._limits, store.beside(keys_of(unit)), self._is_stopped)
+                    membership.arrive(self._limits.join_timeout, situation)
+            except Moved as moved:
+                return moved.primary
+            except Over:
+                return 0  # it has written the run
+        return None

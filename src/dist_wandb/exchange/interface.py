@@ -28,9 +28,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 
 from dist_wandb.exchange.rows import Contribution
+from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.timed_caller import settle
 from dist_wandb.settings.options import Limits
 
@@ -65,6 +67,20 @@ class Phase(Enum):
     LEAVING = auto()  # it announces that it leaves
     ENDED = auto()
     BROKEN = auto()
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The session's functions that the thread calls."""
+
+    find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
+    between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
+    is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
+    is_opening: Callable[[], bool] = lambda: False  # whether the primary is still opening its run
+    failure: Callable[[], str | None] = lambda: None  # why it could not open it, if it could not
+    move: Callable[[int], None] | None = None  # continues in another exchange, given the rank of its primary
+    publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
+    names_unopened: bool = True  # whether to report ranks that have opened no session
 
 
 class Lifecycle:

@@ -24,7 +24,8 @@ from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
 from dist_wandb.exchange.protocol.calls import Intent, is_attached
-from dist_wandb.exchange.protocol.rounds import Offers, Outcome, Rounds
+from dist_wandb.exchange.protocol.plan import Plan
+from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row, decoded, encoded
 from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
 from dist_wandb.exchange.transport import Group
@@ -79,17 +80,19 @@ class Cycle:
         rounds = self._rounds
         offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
         offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
-        sums, maxima = group.reduce(*rounds.pack()) if rounds.plan(offers) else ([], [])
-        self._context.rows.attachments.passed()
-        outcome = self._unpack(offers, sums, maxima)
+        plan = rounds.plan(offers)
+        packed = plan.pack()
+        sums, maxima = group.reduce(*packed) if any(packed) else packed
+        self._context.rows.attachments.contributions.passed()
+        outcome = self._unpack(plan, Checkpoint(rounds.table.round + 1, offers, sums, maxima))
         self._exchange(group, self._due)
         self._write_due()
-        self.has_more = outcome.more or self._context.rows.attachments.has_sent_much()
+        self.has_more = outcome.more or self._context.rows.attachments.contributions.has_sent_much
         return outcome
 
-    def _unpack(self, offers: Offers, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
-        outcome = self._rounds.unpack(sums, maxima)
-        self.checkpoint = Checkpoint(self._rounds.table.round, offers, sums, maxima)
+    def _unpack(self, plan: Plan, checkpoint: Checkpoint) -> Outcome:
+        outcome = self._rounds.unpack(plan, checkpoint.sums, checkpoint.maxima)
+        self.checkpoint = checkpoint
         self._context.rows.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
         self._context.rows.attachments.settle(self._rounds.outbox, self._rounds.table.names)
@@ -133,8 +136,8 @@ class Cycle:
         if any(is_attached(key.name) or may_have_spread(key.name) for key in self._rounds.own_open()):
             return True
         ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
-        others = ranks.members - ranks.closed
-        givers = map(memory.ranks_of, self._context.rows.attachments.kept() if others and by_late else ())
+        others, contributions = ranks.members - ranks.closed, self._context.rows.attachments.contributions
+        givers = map(memory.ranks_of, contributions.cells() if others and by_late else ())
         return any(those is not None and not those >= others for those in givers)
 
     # Between generations
@@ -143,8 +146,7 @@ class Cycle:
         """Catch up with the others, who are at most one round ahead; return whether all ranks were done then."""
         if checkpoint.round != self._rounds.table.round + 1 or not checkpoint.offers:
             return False
-        self._rounds.plan(checkpoint.offers)
-        return self._unpack(checkpoint.offers, checkpoint.sums, checkpoint.maxima).closed
+        return self._unpack(self._rounds.plan(checkpoint.offers), checkpoint).closed
 
     def snapshot(self) -> dict[str, Any]:
         return {**self._rounds.snapshot(), "unwritten": encoded(list(self.kept))}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.membership.generations import Generation, Presence, least_wait
-from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.calls import Key, is_attached
 from dist_wandb.exchange.protocol.rounds import Outcome
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.ranges import named
@@ -218,7 +218,6 @@ class Messages:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.names: set[str] = set()  # that this rank has contributed to
         self.overdue: str = ""  # within which time the exchange has not ended, and what to do
         self._taken = 0  # how many calls of this rank were taken before the last round
 
@@ -227,7 +226,7 @@ class Messages:
         rank, patience = self._context.rank, self._context.limits.peer_timeout
         self._context.reports.values(
             "silent",
-            [key for key in outcome.silent if key.name in self.names],
+            [key for key in outcome.silent if not is_attached(key.name)],
             lambda values: (
                 f"rank {rank} has not logged {values} within {patience:g} s of the first rank, although it usually "
                 "does. Rows are written without it, and corrected if it logs them later."

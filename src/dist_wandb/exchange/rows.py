@@ -8,11 +8,11 @@ once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from dist_wandb.exchange.attachments import ATTACHED, Attachments
+from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Call
@@ -113,7 +113,6 @@ class Posting:
         self._rows = rows
         self._per_rank = per_rank
         self._is_first = is_first  # in the unit
-        self._usual = Own({}, None)
 
     def write_own(self, contribution: Contribution) -> None:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
@@ -132,19 +131,20 @@ class Posting:
             is_open = contribution.commit is False
             self._rows.keep_summary(row, contribution.follows, contribution.step, is_open=is_open)
 
-    def post(self, contribution: Contribution, rounds: Rounds, now: float) -> Iterable[str]:
-        """Post a contribution whose values are computed, and return its names; write own values, or keep them."""
+    def post(self, contribution: Contribution, rounds: Rounds, now: float) -> None:
+        """Post a contribution whose values are computed; write own values, or keep them."""
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
-        own = self._own_of(contribution) if self._writes else None
+        own = Own({}, commit, contribution.follows) if self._writes else None
         if (lanes := self._lanes(contribution)) is not None:
-            return rounds.outbox.post(contribution.metrics, lanes, step, x, now, own).names
+            rounds.outbox.post(contribution.metrics, lanes, step, x, now, own)
+            return
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
         if self._writes and mine:
             own, mine = Own(mine, commit, contribution.follows), {}
         if own and not (unit or others) and _add(own, rounds.outbox.waiting, x, ends=step is None):
-            return unit
+            return
         if unit or others or own:
             numbers = [*unit.values(), *(NO_NUMBER for _ in others)]
             call = rounds.outbox.post([*unit, *others], lanes_of(numbers), step, x, now, own)
@@ -155,16 +155,6 @@ class Posting:
             self._rows.act(contribution.follows)
             self._writer.write(self._with_axes(mine, values), self._rows.x(x), commit=True)
             self._rows.keep_summary(mine, contribution.follows, step, is_open=False)
-        return unit
-
-    def _own_of(self, contribution: Contribution) -> Own:
-        """Return what tells a row's place among the writes into the summary; most calls share one object."""
-        commit, follows = contribution.commit, contribution.follows
-        if commit is not None:
-            return Own({}, commit, follows)
-        if self._usual.follows != follows:
-            self._usual = Own({}, None, follows)
-        return self._usual
 
     def _lanes(self, contribution: Contribution) -> Lanes | None:
         """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""
@@ -268,9 +258,10 @@ class Rows:
         self.act = act
         self.first: int | None = first if counts else None
         self.reductions: Reductions = Reductions(reduce)
-        metrics = FusedMetrics(rank, merges=self.writes, lost=writer.lost)
-        gathers = FusedGathers(rank, merges=self.writes, lost=writer.lost)
-        self.attachments: Attachments = Attachments({Snapshot: metrics, Gathered: gathers})
+        contributions, writes = Contributions(rank, writer.lost), self.writes
+        metrics, gathers = FusedMetrics(contributions, merges=writes), FusedGathers(contributions, merges=writes)
+        by_type = {Snapshot: metrics, Gathered: gathers}
+        self.attachments: Attachments = Attachments(contributions, by_type, merges=writes)
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
         self.posting: Posting = Posting(self, per_rank, is_first=not index)
         self.writing: Writing = Writing(self)

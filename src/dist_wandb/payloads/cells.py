@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from io import BytesIO
@@ -29,6 +30,7 @@ _PLAIN_ARRAYS = "biufU"  # kinds of numpy arrays whose `tolist` returns plain va
 MakeImage = Callable[..., Any]  # makes a `wandb.Image` from the same arguments
 
 _AS_PNG = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # modes of PIL that a PNG can hold
+_loading = threading.Lock()  # Pillow may know no PNG if two threads, each of which encodes an image, load it at once
 
 
 class Picture(NamedTuple):
@@ -203,6 +205,8 @@ def opened_image(data: bytes) -> Any:
 
 def png_of(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
     """Return a PNG file with the pixels that `wandb.Image(image, **how)` would show."""
+    with _loading:
+        from PIL import PngImagePlugin  # noqa: F401
     if hasattr(image, "save"):
         return _saved(image)
     if is_image(image):

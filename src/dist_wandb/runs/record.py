@@ -3,12 +3,13 @@
 States:
 
 1. The run is intact.
-2. Replacing: one thread opens another run of the same id, offline, and logs again those rows of the last seconds that
-   are not in the file of the lost run. A signal handler that interrupts this thread keeps its rows until then.
+2. Replacing: one thread opens another run of the same id, offline, and logs again the rows of the last seconds, which
+   the file of the lost run may lack. A signal handler that interrupts this thread keeps its rows until then.
 3. The replacement has taken the place of the run, and can be lost in turn. If it cannot be opened, a `NullRun` takes
    its place.
 
-Invariant: each row is logged into one run, and again into its replacement if the file of the lost run does not have it.
+Invariant: each row is logged into one run, and again into its replacement unless it is certainly in the file of the
+lost run: no row is lost, and rows of the last seconds may be in both files.
 
 Only a lost connection has this effect (`wandb_private.has_lost_service`, which in doubt probes the run by a call
 without effect). Any other error concerns only its row, and `writer` handles it.
@@ -17,7 +18,6 @@ without effect). Any other error concerns only its row, and `writer` handles it.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -159,7 +159,7 @@ class Record:
         except DistWandbError as second:
             self.run = NullRun()
             _log.warning("dist_wandb: rank %d cannot write it there: %s. Further rows are dropped.", self._rank, second)
-        rows, shortened = self._rows_not_in(directory), 0
+        rows, shortened = [*self._unsafe, *self._parts], 0
         while rows or self._late:
             logged = rows.pop(0) if rows else self._late.popleft()
             try:
@@ -167,7 +167,8 @@ class Record:
                     self._log(self.run, part)
             except Exception:  # noqa: BLE001  # one row's problem must not cost the others; its files may be gone
                 shortened += 1
-                numbers = {name: value for name, value in logged.whole.items() if _number(value) is not None}
+                whole = {name: value for part in (*logged.parts, logged) for name, value in part.row.items()}
+                numbers = {name: value for name, value in whole.items() if _is_number(value)}
                 with suppress(Exception):
                     self._log(self.run, logged._replace(row=numbers))
         if shortened:
@@ -177,17 +178,6 @@ class Record:
                 shortened,
             )
 
-    def _rows_not_in(self, directory: Path) -> list[_LoggedRow]:
-        """Return the latest rows that are not in the file of the lost run."""
-        from dist_wandb.wandb_files.reading import read_history  # most runs need no reader
-
-        unsafe = list(self._unsafe)
-        written: set[Any] = set()
-        with suppress(DistWandbError):
-            for path in directory.glob("*.wandb"):
-                written.update(map(_fingerprint, read_history(path, last=2 * len(unsafe))))
-        return [logged for logged in unsafe if _fingerprint(logged.whole) not in written] + self._parts
-
 
 class _LoggedRow(NamedTuple):
     """A row, its time (`time.monotonic`), the other arguments of `log`, and the uncommitted parts before it."""
@@ -196,10 +186,6 @@ class _LoggedRow(NamedTuple):
     row: dict[str, Any]
     arguments: dict[str, Any]
     parts: tuple[_LoggedRow, ...] = ()
-
-    @property
-    def whole(self) -> dict[str, Any]:
-        return {name: value for logged in (*self.parts, self) for name, value in logged.row.items()}
 
 
 class _Service:
@@ -218,20 +204,11 @@ class _Service:
             return cls.current
 
 
-def _fingerprint(row: Mapping[str, Any]) -> frozenset[tuple[str, float | str]]:
-    """Return the numbers of a row, which identify it both when it is logged and when it is read back."""
-    numbers = {name: _number(value) for name, value in row.items() if not name.startswith("_")}
-    return frozenset(
-        (name, "NaN" if math.isnan(number) else number) for name, number in numbers.items() if number is not None
-    )
-
-
-def _number(value: Any) -> float | None:
-    """Return a number of Python or NumPy, or a tensor of one element, as a float; `None` for any other value."""
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number of Python or NumPy, or a tensor of one element."""
     with suppress(Exception):  # values execute their own code
-        plain = value.item() if hasattr(value, "item") else value
-        return float(plain) if isinstance(plain, (int, float)) else None
-    return None
+        return isinstance(value.item() if hasattr(value, "item") else value, (int, float))
+    return False
 
 
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:

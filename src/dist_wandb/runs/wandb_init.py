@@ -31,7 +31,6 @@ from dist_wandb.errors import UnavailableError
 from dist_wandb.runs import requested, sweeps
 from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_line
 from dist_wandb.runs.current_server import warn_of_workspace
-from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import wandb_directory
 from dist_wandb.runs.wandb_private import drop_inherited_service, with_warnings_alone
 from dist_wandb.settings.plan import unit_run_id
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     import wandb
 
     from dist_wandb.job.model import Topology
-    from dist_wandb.runs.null_run import AnyRun, Run
+    from dist_wandb.runs.null_run import Run
     from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
@@ -64,14 +63,12 @@ def open_run(
     create_new: bool = False,  # even if this process has a run, which wandb would otherwise return
     upload_timeout: float | None = None,  # seconds, unless the user has set it; `None`: no settings but the user's
     offline: bool = False,  # regardless of the user's mode
-) -> AnyRun:
-    """Open the run of a plan; return a `NullRun` if it opens none. The given arguments are not changed.
+) -> Run:
+    """Open the run of a plan that opens one, or attaches to one. The given arguments are not changed.
 
     Raises `UnavailableError` if W&B could not open the run because its server does not answer, or refuses;
     `ConfigurationError` if W&B refuses a setting; `wandb.Error` if wandb does not accept the arguments.
     """
-    if not plan.opens_run and not plan.attaches:
-        return NullRun()
     if plan.has_writers:  # before the first use of wandb in this process, which reading the mode is
         drop_inherited_service()
     arguments = dict(init_arguments)

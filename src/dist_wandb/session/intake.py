@@ -10,8 +10,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.collective import CollectiveExchange, Hooks
+from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
+from dist_wandb.exchange.interface import Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.payloads.gathers import Gathered
 from dist_wandb.payloads.scalars import (
@@ -26,7 +27,7 @@ from dist_wandb.payloads.scalars import (
 )
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session import registry
-from dist_wandb.session.job_link import MOVED, primary_in, why_no_run
+from dist_wandb.session.job_link import MOVED, why_no_run
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
 from dist_wandb.session.stalls.watcher import signs
@@ -233,23 +234,22 @@ def exchange_of(
 ) -> Exchange:
     """Return an exchange that reduces this rank's rows with those of other ranks, or one for its own rows alone."""
     options = link.options
+    hooks = Hooks(
+        link.find_store,
+        between_rounds,
+        link.is_over,
+        link.until_open(enclosing),
+        partial(why_no_run, link),
+        link.moving.to if link.moving.is_possible else None,
+        lambda: publications() + own.elsewhere.sent,
+        names_unopened=MOVED not in link.name,
+    )
     if link.reduces:
-        hooks = Hooks(
-            link.find_store,
-            between_rounds,
-            link.is_over,
-            link.until_open(enclosing),
-            partial(why_no_run, link),
-            link.moving.to if link.moving.is_possible else None,
-            lambda: publications() + own.elsewhere.sent,
-            names_unopened=MOVED not in link.name,
-        )
         exchange = CollectiveExchange(link.unit, hooks, rows, options.limits)
         exchange.rounds.side_data.paths = own.summary.logged.paths
         return exchange
     if link.moving.is_possible and link.unit.index > 0 and link.store is not None:
-        find = partial(primary_in, link, link.until_open(enclosing))
-        return WatchingExchange(options.limits, link.unit, find, link.moving.to, partial(why_no_run, link))
+        return WatchingExchange(link.unit, hooks, options.limits)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(
         rows,

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership import Situation, generations, primary_of
-from dist_wandb.exchange.membership.forming import Stopped
+from dist_wandb.exchange.membership import generations
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
@@ -301,28 +300,6 @@ class UnitEnd:
 
     def _written(self, store: JobStore) -> SharedList:
         return SharedList(store, self._key("written"))
-
-
-def primary_in(
-    link: JobLink,
-    is_opening: Callable[[], bool],
-    is_due: Callable[[], bool],
-    has_rows: Callable[[], bool],
-    is_stopped: Callable[[], bool],
-) -> int | None:
-    """Wait until it is certain which rank of the unit writes its run; return its index, or `None` if it never is.
-
-    For a session that takes part in no exchange. `is_due`: this rank ends. `has_rows`: it has logged something.
-    `is_stopped`: stop waiting immediately.
-    """
-    store, unit, within = link.store, link.unit, link.options.limits.join_timeout
-    if store is None:
-        return None
-    situation = Situation(is_due, link.is_over, is_opening, may_move=True, has_rows=has_rows)
-    try:
-        return primary_of(unit, store.beside(generations.keys_of(unit)), within, situation, is_stopped)
-    except (Stopped, RendezvousError):
-        return None
 
 
 def _publish_before(link: JobLink, former: JobLink) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
@@ -144,14 +144,14 @@ def read_each(
     return results, errors
 
 
-def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
-    """Read the `last` history rows of a file (`None`: all), in the order of writing. Raises as `read_records` does.
+def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Read the history rows of a file, in the order of writing. Raises as `read_records` does.
 
     Keys of nested dictionaries are joined by dots (``val.loss``); W&B's own keys (``_step``, ``_runtime``,
     ``_timestamp``) are included. NaN and infinities are floats; W&B's file does not distinguish them from the strings
     ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
     """
-    return list(deque(rows_in(Path(path)), maxlen=last))
+    return list(rows_in(Path(path)))
 
 
 def largest_step(path: str | os.PathLike[str], name: str) -> int | None:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 from units import Stall, eventually, live_exchanges
 
 from dist_wandb.exchange import direct, interface
 from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
+from dist_wandb.exchange.interface import Hooks
+from dist_wandb.exchange.membership.generations import Generation, GenerationStore, keys_of
 from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import Later
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
-
-if TYPE_CHECKING:
-    pass
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
 QUICK = Limits(join_timeout=30.0, finish_timeout=30.0)
@@ -304,7 +305,9 @@ def test_a_run_that_the_next_rank_cannot_open_does_not_end_the_training(caplog: 
     def move(*_: Any) -> None:
         raise ValueError("no")
 
-    exchange = WatchingExchange(Limits(), unit_of(TWO[1], "global"), lambda *_: 1, move)
+    unit, store = unit_of(TWO[1], "global"), JobStore(HashStore(), "test", TWO[1], 30.0)
+    GenerationStore(store.below(keys_of(unit)), 1).claim(Generation(0, (), source=1))
+    exchange = WatchingExchange(unit, Hooks(lambda: store, move=move), Limits())
     exchange.start()
     exchange.put(Contribution({"loss": 1.0}, 1, True))
     assert not exchange.close(timeout=10)
@@ -313,7 +316,7 @@ def test_a_run_that_the_next_rank_cannot_open_does_not_end_the_training(caplog: 
 
 
 def test_rows_are_reported_if_it_is_never_certain_which_rank_writes_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    exchange = WatchingExchange(Limits(), unit_of(TWO[1], "global"), lambda *_: None, lambda _: None)
+    exchange = WatchingExchange(unit_of(TWO[1], "global"), Hooks(), Limits())
     exchange.put(Contribution({"loss": 1.0}, 1, True))
     exchange.start()
     assert not exchange.close(timeout=10)

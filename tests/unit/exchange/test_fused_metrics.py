@@ -13,6 +13,7 @@ from merging import Ranks
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange import attachments
+from dist_wandb.exchange.attachments import Contributions
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
@@ -84,7 +85,7 @@ class Unit:
     def keep(self, step: int, ranks: Sequence[int] | None = None) -> Key:
         """Log the metric on the ranks, after the round of the last exchange; return its cell."""
         for rank, metric in enumerate(self._metrics):
-            self.fused(rank).contributions.passed()
+            self.ranks[rank].attachments.contributions.passed()
             metric.update(1.0 + rank)
             snapshot = take_snapshot(metric)
             key = Key(self.fused(rank).series("sum", snapshot, ()), step, 0)
@@ -188,7 +189,7 @@ def test_a_metric_that_the_rank_that_writes_has_never_logged_is_reported(caplog:
     unit.exchange(key, range(2))
     assert unit.finish(key, 1) == {}
     assert "'sum' was logged as a metric by other ranks, but not yet by rank 0, which computes it" in caplog.text
-    lost = unit.fused(0).contributions.lost
+    lost = unit.ranks[0].attachments.contributions.lost
     assert +lost == {"of metrics that it had not logged": 1}
     late = unit.keep(1)
     unit.exchange(late, range(2))
@@ -213,12 +214,12 @@ def test_an_exchange_broken_on_one_rank_is_repeated_with_all_states() -> None:
 
 
 def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachments, "_MOST_DELIVERED", FEW)
+    monkeypatch.setattr(attachments, "_MOST_KEPT", FEW)
     unit = Unit(2)
     for step in range(MANY):
         unit.exchange(unit.keep(step), range(2))
     for rank in range(2):
-        assert 0 < len(unit.fused(rank).contributions.cells()) < MANY / 2
+        assert 0 < len(unit.ranks[rank].attachments.contributions.cells()) < MANY / 2
 
 
 def test_a_row_is_degraded_if_a_rank_is_lost_before_its_states_arrive() -> None:
@@ -243,7 +244,7 @@ def test_late_states_correct_a_value_also_after_many_later_ones() -> None:
 def test_a_value_whose_late_part_comes_too_late_is_marked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(attachments, "_MOST_DELIVERED", FEW)
+    monkeypatch.setattr(attachments, "_MOST_KEPT", FEW)
     unit = Unit(3)
     late, whole = unit.keep(0, ranks=[0, 1]), unit.keep(1)
     for key, contributors in ((late, 2), (whole, 3)):
@@ -263,7 +264,7 @@ def test_states_that_cannot_be_copied_from_a_device_are_reported(caplog: pytest.
     def broken() -> None:
         raise RuntimeError("device lost")
 
-    one, metric = FusedMetrics(0, merges=True), torchmetrics.CatMetric()
+    one, metric = FusedMetrics(Contributions(0, Counter()), merges=True), torchmetrics.CatMetric()
     metric.update(1.0)
     known = one.series("cat", take_snapshot(metric), ())
     snapshot = take_snapshot(metric)
@@ -280,7 +281,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     sent: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = Counter[str]()
-    one = FusedMetrics(0, merges=True, lost=lost)
+    one = FusedMetrics(Contributions(0, lost), merges=True)
     metric = torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)
@@ -296,7 +297,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
 
 def test_states_that_do_not_fit_their_layout_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     lost = Counter[str]()
-    one = FusedMetrics(0, merges=True, lost=lost)
+    one = FusedMetrics(Contributions(0, lost), merges=True)
     (flat, wide) = (take_snapshot(metric) for metric in shaped([1.0], [1.0, 2.0]))
     key = Key(one.series("shaped", wide, ()), 0, 0)
     one.keep(key, flat)
@@ -309,7 +310,7 @@ def test_states_that_do_not_fit_their_layout_are_left_out(caplog: pytest.LogCapt
 
 def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
     lost = Counter[str]()
-    one = FusedMetrics(0, merges=True, lost=lost)
+    one = FusedMetrics(Contributions(0, lost), merges=True)
     key = Key("odd\0metric\0[false,[[1e400]],false]", 1, 0)
     group: Any = TwoStepGroup()
     one.exchange([key], group)

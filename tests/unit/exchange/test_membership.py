@@ -135,7 +135,9 @@ def test_a_rank_without_an_exchange_follows_the_new_primary_also_if_rank_0_has_c
     job = Job(3)
     job.rank(1).claim(Generation(0, (), source=1))
     job.publish_opened(0)
-    assert membership.primary_of(job.unit(2), job.keys(2), SHORT, Situation(), lambda: False) == 1
+    with pytest.raises(Moved) as moved:
+        job.rank(2).arrive(SHORT, Situation(may_move=True, watches=True))
+    assert moved.value.primary == 1
 
 
 def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends() -> None:

@@ -322,8 +322,8 @@ def test_one_request_makes_all_ranks_regroup() -> None:
             for rank, machine in enumerate(unit.machines)
         }
         offers = offers if len(offers) > 1 else dict.fromkeys(offers, frozenset([0, 1]))
-        assert [machine.plan(offers) for machine in unit.machines] == [False, False]
-        found.append([(one.regroup, one.closed) for one in [machine.unpack([], []) for machine in unit.machines]])
+        outcomes = [machine.unpack(machine.plan(offers), [], []) for machine in unit.machines]
+        found.append([(outcome.regroup, outcome.closed) for outcome in outcomes])
     assert found == [[(True, False)] * 2, [(True, False)] * 2, [(False, True)] * 2]
 
 
@@ -643,8 +643,8 @@ def test_ranks_with_equal_calls_are_one(is_another: bool, monkeypatch: pytest.Mo
             one.outbox.post(["loss"], lanes_of([number_of(1.0)]), step, step, 0.0)
     others = range(511 if is_another else 512)
     offers = {machine.offer(1.0): frozenset(others), **({other.offer(1.0): frozenset([511])} if is_another else {})}
-    assert machine.plan(offers)
-    rows = machine.unpack(*machine.pack()).rows
+    taken = machine.plan(offers)
+    rows = machine.unpack(taken, *taken.pack()).rows
     assert joined == ([2, 1] if is_another else [1])
     assert [row.ranks for row in rows[:19]] == [(512,)] * 19
 

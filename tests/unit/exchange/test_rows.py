@@ -81,12 +81,12 @@ class Unit:
 
     def log(
         self, rank: int, metrics: Mapping[str, Any], step: int | None = None, weight: Any = None, commit: Any = None
-    ) -> list[str]:
+    ) -> None:
         self.last[rank] = self.last[rank] if step is None else step
         x = self.last[rank]
         contribution = Contribution(metrics, step, commit, weight, -1 - self.calls[rank] if x is None else x)
         self.calls[rank] += commit is not False
-        return list(self.ranks[rank].posting.post(contribution, self.rounds[rank], self.protocol.now))
+        self.ranks[rank].posting.post(contribution, self.rounds[rank], self.protocol.now)
 
     def log_on_all(self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None) -> None:
         """Log the values of each rank; a list has the weight of each."""

@@ -72,8 +72,8 @@ class Job:
         exchange = self.ranks.exchanges[rank]
         rounds, unpack, put_back = exchange.rounds, exchange.rounds.unpack, exchange.rounds.put_back
 
-        def unpacking(sums: list[float], maxima: list[float]) -> Any:
-            outcome = unpack(sums, maxima)
+        def unpacking(plan: Any, sums: list[float], maxima: list[float]) -> Any:
+            outcome = unpack(plan, sums, maxima)
             is_last = outcome.paused and not outcome.rows  # the end: a rank with the result may leave
             if not (type(exchange.group) is Group or is_last):
                 self.taken[rank][rounds.table.round] = (sums, maxima)

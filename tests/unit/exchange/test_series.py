@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.attachments import Attachments
+from dist_wandb.exchange.attachments import Attachments, Contributions
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import NUMBER, Key, Series, is_attached, series_of
@@ -17,7 +19,9 @@ NAMES = st.text(st.characters(exclude_characters="\0"))
 
 
 def attachments(*, writes: bool) -> Attachments:
-    return Attachments({Snapshot: FusedMetrics(1, merges=writes), Gathered: FusedGathers(1, merges=writes)})
+    own = Contributions(1, Counter())
+    by_type = {Snapshot: FusedMetrics(own, merges=writes), Gathered: FusedGathers(own, merges=writes)}
+    return Attachments(own, by_type, merges=writes)
 
 
 def key(series: Series) -> Key:
@@ -61,10 +65,5 @@ def test_attachments_wait_for_the_primary(writes: bool, has_primary: bool, kinds
 
 
 def test_only_a_metric_needs_the_primarys_own_part() -> None:
-    needs = attachments(writes=True).needs_primary
-    assert [needs(Series("a", kind).text) for kind in ("metric", "table", "images", NUMBER)] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    needs, kinds = attachments(writes=True).needs_primary, ("metric", "table", "images", NUMBER)
+    assert [needs(Series("a", kind).text) for kind in kinds] == [True, False, False, False]

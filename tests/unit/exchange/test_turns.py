@@ -100,10 +100,10 @@ def test_a_rank_whose_rows_wait_for_others_takes_part_soon(rank: Rank) -> None:
     late, later = Rounds(1, 2), rank.clock[0] + 10.0
     for _ in range(2):  # the name, and the call
         offers = {rank.rounds.offer(later): frozenset([0]), late.offer(later): frozenset([1])}
-        both = [rounds.plan(offers) for rounds in (rank.rounds, late)]
-        sums, maxima = rank.rounds.pack() if all(both) else ([], [])
-        rank.turns.end_round(rank.rounds.unpack(sums, maxima))
-        late.unpack(sums, maxima)
+        plan = rank.rounds.plan(offers)
+        lists = plan.pack()
+        rank.turns.end_round(rank.rounds.unpack(plan, *lists))
+        late.unpack(late.plan(offers), *lists)
     assert not rank.rounds.outbox.waiting, "the call is in the table"
     assert rank.wait(Outcome(awaits=True)) == [0.25]
 

@@ -7,6 +7,8 @@ import enum
 import importlib.util
 import logging
 import math
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from PIL import Image
 from processes import wait_until
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.attachments import Contributions
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport import members_of
@@ -208,6 +211,13 @@ def test_images_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
+def test_pillow_knows_png_before_an_image_is_encoded() -> None:
+    """Threads that encode the first images at the same time would load it at the same time."""
+    code = """from PIL import Image; from dist_wandb.payloads import cells
+cells.png_of(0, {}, lambda _: exit(".png" not in Image.EXTENSION))"""
+    assert subprocess.call((sys.executable, "-c", code)) == 0
+
+
 def file_with(color: int, directory: Path) -> Path:
     Image.new("L", (3, 2), color).save(directory / "image.bmp")
     return directory / "image.bmp"
@@ -380,7 +390,7 @@ class Peer:
 
 @pytest.mark.parametrize("amounts", [b"", b"[]", b"[[1, 1e400, 5]]", b"[[1, -1, 5]]", b"[[1, 2]]", b"7", b"[" * 999])
 def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> None:
-    one, key = FusedGathers(0, merges=True), Key(Series("t", "table").text, 1, 0)
+    one, key = FusedGathers(Contributions(0, Counter()), merges=True), Key(Series("t", "table").text, 1, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # the part of a group that is needed
     assert one.pop_values(key)[0]["t"].rows == [[0, 1]]
@@ -389,7 +399,7 @@ def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> N
 @pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
 def test_an_invalid_part_of_a_peer_affects_only_its_table(data: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
     lost = Counter[str]()
-    one, key = FusedGathers(0, merges=True, lost=lost), Key(Series("t", "table").text, 1, 0)
+    one, key = FusedGathers(Contributions(0, lost), merges=True), Key(Series("t", "table").text, 1, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
     assert one.pop_values(key)[0] == {}

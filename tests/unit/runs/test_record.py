@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-import torch
 
 import dist_wandb
-from dist_wandb.errors import ReadError, UnavailableError
+from dist_wandb.errors import UnavailableError
 from dist_wandb.runs import record, wandb_private
 from dist_wandb.runs.record import Record
 
@@ -25,17 +23,14 @@ def dead(*_: Any, **__: Any) -> None:
 
 
 class Stand:
-    """A record over two fake runs; the first one dies, and its file has the rows of `on_disk`."""
+    """A record over two fake runs; the first one dies."""
 
     def __init__(self, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lost: FakeRun = fake.init(id="exp")
         self.lost.config.update({"lr": 0.1})
         self.config: Mapping[str, Any] = {}
         self.cleared = 0
-        self.on_disk: list[dict[str, Any]] = []
         self.fake = fake
-        (Path(self.lost.dir).parent / "run-exp.wandb").touch()
-        monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", self._last_rows)
         monkeypatch.setattr(wandb_private, "tear_down_service", self._clear_away)
         self.reopen: Callable[..., Any] = self.open_second
         self.record = Record(self.lost, 0, self._replacement)  # type: ignore[arg-type]
@@ -50,10 +45,6 @@ class Stand:
 
     def kill(self) -> None:
         self.lost.log = self.lost.finish = dead  # type: ignore[method-assign]
-
-    def _last_rows(self, path: Path, *, last: int) -> list[dict[str, Any]]:
-        assert path.name == "run-exp.wandb"
-        return self.on_disk[-last:]
 
     def _clear_away(self) -> None:
         self.cleared += 1
@@ -71,52 +62,29 @@ def stand(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Stand:
     return Stand(fake_wandb, monkeypatch)
 
 
-def test_after_wandbs_process_dies_rows_continue_where_the_file_ends(
+def test_after_wandbs_process_dies_the_last_rows_are_written_again_and_others_follow(
     stand: Stand, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for step in range(5):
+    for step in range(3):
         stand.record.log({"loss": step / 2, "global_step": step, "text": "a"})
-    stand.on_disk = [{"loss": step / 2, "global_step": float(step), "_step": step} for step in range(3)]
     stand.kill()
-    stand.record.log({"loss": 2.5, "global_step": 5})
-    assert [row["global_step"] for row in stand.second.rows] == [3, 4, 5]
+    stand.record.log({"loss": 1.5, "global_step": 3})
+    assert [row["global_step"] for row in stand.second.rows] == [0, 1, 2, 3]
     assert stand.run is stand.second
     assert stand.config == {"lr": 0.1}
     assert stand.cleared == 1
     assert "Lost wandb's own process on rank 0" in caplog.text
 
 
-def test_rows_with_numpy_values_or_nan_are_not_duplicated(stand: Stand) -> None:
-    stand.record.log({"loss": float("nan"), "lr": np.float32(0.1), "acc": torch.tensor(0.25)})
-    stand.on_disk = [{"loss": float("nan"), "lr": float(np.float32(0.1)), "acc": 0.25}]
-    stand.kill()
-    stand.record.log({"loss": 1.0})
-    assert stand.second.rows == [{"loss": 1.0}]
-
-
-def test_a_row_of_several_parts_is_written_again_as_a_whole_or_not_at_all(stand: Stand) -> None:
+def test_a_row_of_several_parts_is_written_again_as_a_whole(stand: Stand) -> None:
     for step in range(3):
         stand.record.log({"image": "a file", "step": step}, commit=False)
         stand.record.log({"loss": step / 2})
     stand.record.log({"image": "a file", "step": 3}, commit=False)
-    stand.on_disk = [{"loss": 0.0, "step": 0}]
     stand.kill()
     stand.record.log({"loss": 1.5})
-    rows = [{"image": "a file", "step": step, "loss": step / 2} for step in (1, 2, 3)]
+    rows = [{"image": "a file", "step": step, "loss": step / 2} for step in (0, 1, 2, 3)]
     assert stand.second.rows == rows
-
-
-def test_an_unreadable_file_duplicates_rows_rather_than_lose_them(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreadable(*_: Any, **__: Any) -> Any:
-        raise ReadError("damaged")
-
-    monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", unreadable)
-    stand.record.log({"loss": 1.0})
-    stand.kill()
-    stand.record.log({"loss": 2.0})
-    assert stand.second.rows == [{"loss": 1.0}, {"loss": 2.0}]
 
 
 def test_rows_that_are_old_are_on_disk(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from opened_runs import FIRST, SECOND, SINGLE, opened
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import requested
-from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_init import open_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
@@ -32,11 +31,6 @@ OTHERS_SERVICE = f"3-{os.getppid()}-unix-/tmp/socket"
 OWN_SERVICE = f"3-{os.getpid()}-unix-/tmp/socket"
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
-
-
-def test_a_rank_that_opens_no_run_does_not_call_wandb(fake_wandb: FakeWandb) -> None:
-    assert isinstance(opened(SECOND, "auto", {"project": "digits"}), NullRun)
-    assert fake_wandb.arguments == []
 
 
 def test_auto_gives_the_run_the_planned_id_and_nothing_else(fake_wandb: FakeWandb) -> None:

@@ -93,7 +93,6 @@ def test_rows_of_wandb_log_in_a_fork_arrive(alone: FakeWandb) -> None:
 
 def test_the_replacement_of_a_lost_run_is_intercepted_too(alone: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_private, "tear_down_service", lambda: None)
-    monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", lambda *_, **__: [])
     run = dist_wandb.init(id="exp")
     wandb.define_metric("val/*", step_metric="epoch")
     by_module, first = wandb.log, alone.runs[0]

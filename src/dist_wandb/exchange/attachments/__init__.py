@@ -1,4 +1,4 @@
-"""The interface of all kinds of attachments, and their dispatch by type and kind.
+"""The attachments of a rank: where they wait, the interface of their kinds, and their dispatch by type and kind.
 
 An attachment gets a series in the rounds, and is kept until the rounds have finished its cell. Then all ranks exchange
 their contributions to the cell, and the primary writes the merged value to its row.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Key, Outbox, is_attached, series_of
@@ -26,30 +26,29 @@ from dist_wandb.payloads.metrics import Snapshot
 ATTACHED = (Snapshot, Gathered)  # types of values that are attachments
 
 _MOST_WAITING = 128 * 2**20  # maximum bytes that wait on a rank for other ranks
-_MOST_DELIVERED = 16 * 2**20  # maximum bytes that are kept for late ranks
+_MOST_KEPT = 16 * 2**20  # maximum bytes that are kept for late ranks
 _OVERHEAD = 1024  # bytes of a contribution besides its data
 _MOST_WRITTEN = 32_768  # written cells for which the numbers of contributors are kept
 
 NOT_SENT = "that could not be sent"  # why a value is lost
 
-_T = TypeVar("_T")
 
+class Contributions:
+    """One rank's contributions to cells, within limits: those that wait for their exchange, then those that were sent.
 
-class Contributions(Generic[_T]):
-    """One rank's contributions to cells of some kinds, within limits."""
+    `lost` counts values of this rank, by the cause in words.
+    """
 
-    def __init__(self, rank: int, what: str, lost: Counter[str] | None = None) -> None:
-        self._rank = rank  # in the job, for messages
-        self._what = what  # the contributions in words, for messages
-        self.lost: Counter[str] = Counter() if lost is None else lost  # values of this rank, by the cause in words
-        self._waiting: dict[Key, tuple[_T, int]] = {}  # with their sizes, in the order of logging
-        self._sent: dict[Key, tuple[_T, int]] = {}  # to be sent again if the exchange broke on another rank
-        self._delivered: dict[Key, tuple[_T, int]] = {}
+    def __init__(self, rank: int, lost: Counter[str]) -> None:
+        self.rank = rank  # in the job, for messages
+        self.lost = lost
+        self._waiting: dict[Key, tuple[Any, int]] = {}  # with their sizes, in the order of logging
+        self._sent: dict[Key, tuple[Any, int]] = {}  # for an exchange that broke on another rank, and for late ranks
         self._bytes = 0  # of those that wait
-        self._bytes_delivered = 0
+        self._bytes_sent = 0
         self._notices = Notices()
 
-    def add(self, key: Key, value: _T, size: int) -> None:
+    def add(self, key: Key, value: Any, size: int) -> None:
         """Keep a contribution of `size` bytes; the newest one of a series is kept in any case."""
         self._waiting[key] = value, size + _OVERHEAD
         self._bytes += size + _OVERHEAD
@@ -61,62 +60,59 @@ class Contributions(Generic[_T]):
             self.lost["that waited too long for other ranks"] += 1
             self._notices.warn(
                 f"waiting {old.name}",
-                f"more than {_MOST_WAITING // 2**20} MiB of {self._what} wait on rank {self._rank} for other ranks. "
-                f"The oldest are dropped, first {old.series.name!r}: their rows lack this rank, and are marked. Log "
-                "less often, or less at once.",
+                f"more than {_MOST_WAITING // 2**20} MiB of metric states, tables and images wait on rank {self.rank} "
+                f"for other ranks. The oldest are dropped, first {old.series.name!r}: their rows lack this rank, and "
+                "are marked. Log less often, or less at once.",
             )
 
-    def get(self, key: Key) -> _T | None:
-        found = self._waiting.get(key) or self._sent.get(key) or self._delivered.get(key)
+    def get(self, key: Key) -> Any:
+        """Return this rank's contribution to a cell, or `None`."""
+        found = self._waiting.get(key) or self._sent.get(key)
         return None if found is None else found[0]
 
-    def pop(self, key: Key) -> _T | None:
-        """Remove and return a contribution that waits."""
+    def pop(self, key: Key) -> Any:
+        """Remove and return a contribution that waits, or `None`."""
         value, size = self._waiting.pop(key, (None, 0))
         self._bytes -= size
         return value
 
-    def waiting(self, series: str) -> list[_T]:
+    def waiting(self, series: str) -> list[Any]:
         return [value for key, (value, _) in self._waiting.items() if key.name == series]
 
     def cells(self) -> list[Key]:
-        return [*self._waiting, *self._sent, *self._delivered]
+        return [*self._waiting, *self._sent]
 
     def sent(self, keys: Iterable[Key]) -> None:
         for key in keys:
             if key in self._waiting:
                 self._sent[key] = self._waiting[key]
+                self._bytes_sent += self._sent[key][1]
                 self.pop(key)
 
     @property
     def has_sent_much(self) -> bool:
-        """Whether more was sent than is kept for late ranks: the end of the next round releases memory."""
-        return sum(size for _, size in self._sent.values()) > _MOST_DELIVERED
+        """Whether the end of the next round, which releases what is not kept for late ranks, should come at once."""
+        return self._bytes_sent > 2 * _MOST_KEPT
 
     def passed(self) -> None:
         """Note the end of a round, which shows that all ranks have completed the exchange before it."""
-        if not self._sent:
-            return
-        self._bytes_delivered += sum(size for _, size in self._sent.values())
-        self._delivered.update(self._sent)
-        self._sent.clear()
-        while self._bytes_delivered > _MOST_DELIVERED:
-            _, size = self._delivered.pop(next(iter(self._delivered)))
-            self._bytes_delivered -= size
+        while self._bytes_sent > _MOST_KEPT:
+            _, size = self._sent.pop(next(iter(self._sent)))
+            self._bytes_sent -= size
 
 
-class Attachment(ABC, Generic[_T]):
+class Attachment(ABC):
     """One rank's part in merging the values of some kinds."""
 
     kinds: Collection[str]  # as in the series
-    what: str  # the contributions in words, for messages
     not_merged: str  # why a value is lost that could not be merged, in words
     needs_own_part: bool = False  # whether the primary needs its own contribution to merge those of the others
 
-    def __init__(self, rank: int, *, merges: bool, lost: Counter[str] | None = None) -> None:
-        self.merges = merges  # whether this rank writes the merged values
-        self.contributions: Contributions[_T] = Contributions(rank, self.what, lost)
-        self._rank = rank  # in the job, for messages
+    def __init__(self, contributions: Contributions, *, merges: bool) -> None:
+        self._merges = merges  # whether this rank writes the merged values
+        self._contributions = contributions
+        self._lost = contributions.lost
+        self._rank = contributions.rank
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}  # merged, and the numbers of contributors
         self._notices = Notices()
 
@@ -132,22 +128,21 @@ class Attachment(ABC, Generic[_T]):
     def keep(self, key: Key, value: Any) -> None:
         """Keep this rank's contribution to a cell."""
 
-    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:  # noqa: ARG002  # a default
-        """Move pending values to series that the ranks have agreed on, if they fit; return each old and new key."""
-        return []
+    def settle(self, outbox: Outbox, known: Collection[str]) -> None:  # noqa: B027  # most kinds have one series
+        """Move pending values to series that the ranks have agreed on, if they fit."""
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
         """Exchange and merge the contributions to some cells, the same on all ranks; raise BrokenError on failure."""
-        understood, lost = [key for key in keys if self._is_understood(key.name)], self.contributions.lost
-        lost[self.not_merged] += len(keys) - len(understood)
+        understood = [key for key in keys if self._is_understood(key.name)]
+        self._lost[self.not_merged] += len(keys) - len(understood)
         try:
             if understood:
                 self._exchange(understood, group)
         except ConfigurationError as error:  # of too many bytes on all ranks, of malformed ones on the primary
             names = ", ".join(repr(key.series.name) for key in understood)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
-            lost[self.not_merged] += len(understood)
-        self.contributions.sent(keys)
+            self._lost[self.not_merged] += len(understood)
+        self._contributions.sent(keys)
 
     def _is_understood(self, series: str) -> bool:  # noqa: ARG002  # a default
         return True
@@ -164,22 +159,21 @@ class Attachment(ABC, Generic[_T]):
 class Attachments:
     """One rank's part in merging all attachments; for its methods, see `Attachment`."""
 
-    def __init__(self, by_type: Mapping[type, Attachment[Any]]) -> None:
+    def __init__(self, contributions: Contributions, by_type: Mapping[type, Attachment], *, merges: bool) -> None:
+        self.contributions = contributions
+        self._merges = merges  # whether this rank writes the merged values
         self._by_type = by_type
         self._by_kind = {kind: attachment for attachment in by_type.values() for kind in attachment.kinds}
         self._written: dict[Key, tuple[int, int]] = {}  # how many ranks have contributed to it, and to its value
         self._notices = Notices()
 
-    def of(self, value: Any) -> Attachment[Any]:
+    def of(self, value: Any) -> Attachment:
         return self._by_type[type(value)]
 
     def alone(self, name: str, value: Any) -> dict[str, Any]:
         """Return the values of this rank alone, by their names in the row; the value may be of any type."""
         attachment = self._by_type.get(type(value))
         return {name: value} if attachment is None else attachment.alone(name, value)
-
-    def kept(self) -> list[Key]:
-        return [key for attachment in self._by_type.values() for key in attachment.contributions.cells()]
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> None:
         for attachment in self._by_type.values():
@@ -189,18 +183,12 @@ class Attachments:
         attachment = self._of(series)
         return attachment is not None and attachment.needs_own_part
 
-    def due(self, keys: Sequence[Key], *, has_primary: bool) -> list[tuple[Attachment[Any], list[Key]]]:
+    def due(self, keys: Sequence[Key], *, has_primary: bool) -> list[tuple[Attachment, list[Key]]]:
         """Return which of the finished cells to exchange now, by attachment; equal on all ranks."""
-        known = [one for one in self._by_type.values() if has_primary or one.merges]
-        due = [(one, [key for key in keys if self._of(key.name) is one]) for one in known]
+        if not keys or not (has_primary or self._merges):
+            return []
+        due = [(one, [key for key in keys if self._of(key.name) is one]) for one in self._by_type.values()]
         return [(one, found) for one, found in due if found]
-
-    def has_sent_much(self) -> bool:
-        return any(attachment.contributions.has_sent_much for attachment in self._by_type.values())
-
-    def passed(self) -> None:
-        for attachment in self._by_type.values():
-            attachment.contributions.passed()
 
     def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int]:
         """Remove and return the values of a finished cell by name, and how many of its `ranks` are missing in them.
@@ -216,11 +204,11 @@ class Attachments:
             before, written = self._written.get(key, (0, contributors))
             missing = ranks - written
             if missing > 0 and ranks > before:
-                attachment.contributions.lost["that came too late"] += 1
+                self.contributions.lost["that came too late"] += 1
                 self._notices.warn(
                     "late",
                     f"a part of {key.series.name!r} is not written: it came after the parts of other ranks were "
-                    f"dropped. A rank keeps the last {_MOST_DELIVERED // 2**20} MiB until it ends. The row is written "
+                    f"dropped. A rank keeps the last {_MOST_KEPT // 2**20} MiB until it ends. The row is written "
                     "again with dist_wandb/degraded, and so are others of this kind.",
                 )
             return {}, missing
@@ -230,5 +218,5 @@ class Attachments:
                 del self._written[next(iter(self._written))]
         return values, max(0, missing) if values else 0
 
-    def _of(self, series: str) -> Attachment[Any] | None:
+    def _of(self, series: str) -> Attachment | None:
         return self._by_kind.get(series_of(series).kind) if is_attached(series) else None

@@ -28,11 +28,10 @@ _MOST_SHARES = 10  # maximum number of shares in a message
 _MOST_BYTES = 64 * 2**20  # maximum bytes that all ranks together send in an exchange
 
 
-class FusedGathers(Attachment[Encoded]):
+class FusedGathers(Attachment):
     """One rank's part in merging tables and images. All tables fit together, and all images."""
 
     kinds: tuple[Kind, ...] = ("table", "images")
-    what = "tables and images"
     not_merged = "that could not be put together"
 
     def series(self, name: str, value: Gathered, known: Iterable[str] = ()) -> str:  # noqa: ARG002  # an `Attachment`
@@ -58,15 +57,15 @@ class FusedGathers(Attachment[Encoded]):
     def keep(self, key: Key, value: Gathered) -> None:
         try:
             encoded = value.encoded().within(_MOST_BYTES)  # more is never sent
-            self.contributions.add(key, encoded, encoded.size)
+            self._contributions.add(key, encoded, encoded.size)
         except Exception as error:  # noqa: BLE001  # an error of a value must not end the exchange
-            self.contributions.lost[NOT_SENT] += 1
+            self._lost[NOT_SENT] += 1
             self._notices.warn(
                 f"encode {key.name}", f"{key.series.name!r} on rank {self._rank} cannot be sent: {error!r}"
             )
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
-        mine = [self.contributions.get(key) for key in keys]
+        mine = [self._contributions.get(key) for key in keys]
         told = group.tally(json.dumps([*map(_amount, mine)]).encode())
         by_rank = {rank: self._amounts(text, len(keys)) for text, ranks in told.items() for rank in ranks}
         amounts = [by_rank[rank] for rank in sorted(by_rank)]
@@ -80,10 +79,10 @@ class FusedGathers(Attachment[Encoded]):
             for own, share, size in zip(mine, shares, room, strict=False)
         ]
         received = [self._apart(bytes(data), len(keys)) for data in group.collect(framed(*sent))]
-        if self.merges and received:
+        if self._merges and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
-        elif self.merges:  # into a run of its own: the first rank's has the value
+        elif self._merges:  # into a run of its own: the first rank's has the value
             for key, column in zip(keys, zip(*amounts, strict=True), strict=True):
                 self._values[key] = {}, sum(map(any, column))
 
@@ -117,7 +116,7 @@ class FusedGathers(Attachment[Encoded]):
             self._warn_of_cuts(name, kind, parts)
             value = whole(kind, parts)
         except Exception as error:  # noqa: BLE001  # an error of received bytes must not end the exchange
-            self.contributions.lost[self.not_merged] += 1
+            self._lost[self.not_merged] += 1
             self._notices.warn(
                 f"whole {name}", f"{name!r} could not be put together from the parts of the ranks: {error!r}"
             )

@@ -14,14 +14,13 @@ states, and attributes that `update` sets. A metric that raises an error is left
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments import NOT_SENT, Attachment
+from dist_wandb.exchange.attachments import NOT_SENT, Attachment, Contributions
 from dist_wandb.exchange.protocol.calls import Key, Outbox, Series, series_of
 from dist_wandb.exchange.transport import Group
 from dist_wandb.payloads.framing import frame, unframed
@@ -41,16 +40,15 @@ def _layout(series: str) -> Layout:
     return Layout.parse(series_of(series).layout)
 
 
-class FusedMetrics(Attachment[Snapshot]):
+class FusedMetrics(Attachment):
     """One rank's part in the exchange of metric states."""
 
     kinds: tuple[str, ...] = (_METRIC,)
-    what = "metric states"
     not_merged = "that could not be computed"
     needs_own_part = True  # the merged value is computed on it
 
-    def __init__(self, rank: int, *, merges: bool, lost: Counter[str] | None = None) -> None:
-        super().__init__(rank, merges=merges, lost=lost)
+    def __init__(self, contributions: Contributions, *, merges: bool) -> None:
+        super().__init__(contributions, merges=merges)
         self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
         self._not_logged: dict[Key, None] = {}
 
@@ -94,24 +92,21 @@ class FusedMetrics(Attachment[Snapshot]):
 
     def keep(self, key: Key, value: Snapshot) -> None:
         try:
-            self.contributions.add(key, value, value.size)
-            if self.merges:
+            self._contributions.add(key, value, value.size)
+            if self._merges:
                 self._newest[key.name] = value.without_states()
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_no_part("keep", key, error)
 
-    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
+    def settle(self, outbox: Outbox, known: Collection[str]) -> None:
         """Adopt layouts that the ranks have agreed on, if this rank's states fit into them."""
-        renamed = []
         for series in [series for series in outbox.names() if series_of(series).kind == _METRIC]:
-            waiting = self.contributions.waiting(series)
+            waiting = self._contributions.waiting(series)
             adopted = {self.series(series_of(series).name, snapshot, known) for snapshot in waiting}
             if len(adopted) == 1 and adopted != {series}:
                 for old, new in outbox.rename(series, adopted.pop()):
-                    if (snapshot := self.contributions.pop(old)) is not None:
+                    if (snapshot := self._contributions.pop(old)) is not None:
                         self.keep(new, snapshot)
-                    renamed.append((old, new))
-        return renamed
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         import torch
@@ -122,7 +117,7 @@ class FusedMetrics(Attachment[Snapshot]):
         for (snapshot, _), layout in zip(packed, layouts, strict=True):  # see `_reduced`
             held = snapshot.held if snapshot else [False] * len(layout.nodes)
             heads += [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose)]
-            heads += [float(self.merges and not here) for here in held]
+            heads += [float(self._merges and not here) for here in held]
         sums = torch.cat([torch.tensor(heads, dtype=torch.float64), *(own.sums for _, own in packed)])
         sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for _, own in packed]))
         blobs: list[bytes] = []
@@ -133,7 +128,7 @@ class FusedMetrics(Attachment[Snapshot]):
         if any(one.needs_more for one in reduced):
             more = [self._in_full(key) if one.needs_more else b"" for key, one in zip(keys, reduced, strict=True)]
             in_full = group.collect(*frame(*([part] for part in more)))
-        if self.merges:
+        if self._merges:
             has_blobs, has_more = bool(blobs), bool(in_full)  # only the first member does
             columns = (_columns(received, len(keys)) for received in (blobs, in_full))
             for key, layout, one, *parts in zip(keys, layouts, reduced, *columns, strict=True):
@@ -142,7 +137,7 @@ class FusedMetrics(Attachment[Snapshot]):
                     self._values[key] = self._computed(key, one, *parts) if is_here else {}, one.contributors
 
     def _in_full(self, key: Key) -> bytes:
-        snapshot = self.contributions.get(key)
+        snapshot = self._contributions.get(key)
         try:
             return snapshot.in_full(self._rank) if snapshot else b""
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
@@ -150,13 +145,13 @@ class FusedMetrics(Attachment[Snapshot]):
             return b""
 
     def _warn_of_no_part(self, why: str, key: Key, error: Exception) -> None:
-        self.contributions.lost[NOT_SENT] += 1
+        self._lost[NOT_SENT] += 1
         self._notices.warn(
             f"{why} {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
         )
 
     def _packed(self, key: Key, layout: Layout) -> tuple[Snapshot | None, Packed]:
-        snapshot = self.contributions.get(key)
+        snapshot = self._contributions.get(key)
         if snapshot is None:
             return None, layout.neutral()
         try:
@@ -166,7 +161,7 @@ class FusedMetrics(Attachment[Snapshot]):
             return None, layout.neutral()
         if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
             return snapshot, packed
-        self.contributions.lost[NOT_SENT] += 1
+        self._lost[NOT_SENT] += 1
         self._notices.warn(
             f"layout {key.name}",
             f"the states of {key.series.name!r} on rank {self._rank} do not fit their layout, so this rank has no part "
@@ -175,7 +170,7 @@ class FusedMetrics(Attachment[Snapshot]):
         return None, layout.neutral()  # gloo aborts the process if ranks reduce lists of different lengths
 
     def _computed(self, key: Key, one: _Reduced, blobs: list[bytes], in_full: list[bytes]) -> dict[str, Any]:
-        snapshot = self.contributions.get(key) or self._newest.get(key.name)
+        snapshot = self._contributions.get(key) or self._newest.get(key.name)
         name = key.series.name
         if snapshot is None:
             self._notices.warn(
@@ -183,13 +178,13 @@ class FusedMetrics(Attachment[Snapshot]):
                 f"{name!r} was logged as a metric by other ranks, but not yet by rank {self._rank}, which computes it. "
                 "It is written once that rank logs it too. Log it on all ranks.",
             )
-            self.contributions.lost[_NOT_LOGGED] += key not in self._not_logged
+            self._lost[_NOT_LOGGED] += key not in self._not_logged
             self._not_logged[key] = None
             if len(self._not_logged) > _MOST_NOT_LOGGED:
                 del self._not_logged[next(iter(self._not_logged))]
             return {}
         if key in self._not_logged:  # that rank was late
-            self.contributions.lost[_NOT_LOGGED] -= 1
+            self._lost[_NOT_LOGGED] -= 1
             del self._not_logged[key]
         try:
             values = snapshot.compute(one.sums, one.maxima, (blobs.pop(0) for _ in range(len(blobs))), in_full)
@@ -199,7 +194,7 @@ class FusedMetrics(Attachment[Snapshot]):
         return {name + suffix: value for suffix, value in values.items()}
 
     def _warn_of_left_out(self, name: str, snapshot: Snapshot, states: str, error: Exception) -> None:
-        self.contributions.lost[self.not_merged] += 1
+        self._lost[self.not_merged] += 1
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         self._notices.warn(
             f"compute {name}",

@@ -16,8 +16,8 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
   ranks open another session, of which that rank is the primary, and pass on what they have logged (`Moved`). While rank
   0 opens the run of an enclosing session, it counts as opening this one. If the store is gone before that claim, there
   is no exchange: one rank, on which they have agreed after 2 s, writes its own rows.
-- *No exchange.* With ``reduce=None``, ranks do not arrive, and only rank 0 writes. The others watch for it
-  (`primary_of`), and claim generation 0 in the same way if it has opened no session.
+- *No exchange.* With ``reduce=None``, only rank 0 writes, and does not arrive. The others watch for it
+  (`Situation.watches`), and claim generation 0 in the same way if it has opened no session.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
   there is a generation, the coordinator has ended its session, or the primary could not open its run.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
@@ -69,7 +69,6 @@ from dist_wandb.exchange.membership.generations import (
     Generation,
     GenerationStore,
     Presence,
-    has_opened,
     least_wait,
 )
 from dist_wandb.job.job_store import JobStore, SharedList
@@ -93,53 +92,7 @@ class Situation:
     may_move: bool = False  # whether another rank may become the primary
     patience: float = 0.0  # seconds to wait for ranks that had the session which this one continues
     has_rows: Callable[[], bool] = lambda: False  # has this rank, which has not failed, something that is not written?
-
-
-def primary_of(unit: Unit, keys: JobStore, within: float, situation: Situation, is_stopped: Callable[[], bool]) -> int:
-    """Return the rank of the unit that writes the run, once it is certain, to a rank that takes part in no exchange.
-
-    It is 0, unless that rank has opened no session `within` some seconds: then the lowest that has opened one, or the
-    one chosen before the store was gone. Raises Stopped if waiting was stopped, and RendezvousError if none was chosen.
-    """
-    presence, generations = Presence(unit, keys), GenerationStore(keys, unit.index)
-
-    def primary() -> int | None:
-        is_here = has_opened(keys, 0)  # perhaps only after another rank has become the primary
-        first = generations.get(0)
-        if first is None:
-            if is_here:
-                return 0
-            presence.choose_stand_in(within)
-            lowest = min(presence.opened())
-            ends = situation.is_due() and unit.index == lowest and not situation.is_opening()
-            if not (ends and presence.waited >= least_wait(within, unit)) and presence.waited < within:
-                return None
-            if situation.is_over():
-                return 0
-            first = generations.claim(Generation(0, (), source=lowest))
-        return first.source or 0
-
-    try:
-        return cast("int", poll_until_stopped(primary, math.inf, is_stopped, unit.size, situation.is_due))
-    except Stopped:
-        return _claimed_at_the_end(unit, keys, situation, presence.opened)
-    except RendezvousError:
-        if not presence.stand_in:
-            raise
-        return presence.stand_in
-
-
-def _claimed_at_the_end(unit: Unit, keys: JobStore, situation: Situation, here: Callable[[], Collection[int]]) -> int:
-    """Return the rank that writes the run if this one waits no longer: the lowest that is here.
-
-    Raises Stopped if rank 0 may still write it, or this rank has nothing to write.
-    """
-    may_move = unit.index > 0 and situation.may_move and situation.has_rows()
-    if may_move and not has_opened(keys, 0) and not situation.is_opening():
-        first = GenerationStore(keys, unit.index).claim(Generation(0, (), source=min(here())))
-        if first.source:
-            return first.source
-    raise Stopped
+    watches: bool = False  # whether it only waits until it is certain which rank writes: there is no exchange
 
 
 class Beginning:
@@ -162,10 +115,15 @@ class Beginning:
     def first(self) -> Generation | None:
         """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time.
 
-        Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary.
+        Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary; to a
+        rank that only watches, in any case.
         """
         try:
-            found = self._membership.generations.get(0) or self._claimed()
+            is_here = self._situation.watches and self._presence.has_primary()
+            found = self._membership.generations.get(0)  # it counts also if rank 0 has come since
+            if found is None and is_here:
+                raise Moved(0)
+            found = found or self._claimed()
         except RendezvousError:
             if not self._situation.may_move or not self._presence.stand_in:
                 raise
@@ -179,7 +137,7 @@ class Beginning:
         if self._over_check.is_over(now):
             if not self._is_first and (failure := situation.failure()):
                 raise Over(failure)
-            if situation.is_over() and not presence.present() - {self._unit.index}:
+            if situation.is_over() and (situation.watches or not presence.present() - {self._unit.index}):
                 raise Over
             if situation.may_move:
                 presence.choose_stand_in(self._within)
@@ -221,6 +179,8 @@ class Beginning:
         opened, lowest = self._presence.opened(), min(self._presence.present(), default=0)
         if self._situation.may_move and 0 not in opened and lowest:
             return self._membership.generations.claim(Generation(0, (), source=lowest))
+        if self._situation.watches:
+            raise Moved(0)
         return self._claim(opened)
 
     def _claim(self, opened: Collection[int]) -> Generation:
@@ -235,22 +195,35 @@ class Membership:
     `RendezvousError` if the store is gone.
     """
 
-    def __init__(self, unit: Unit, limits: Limits, keys: JobStore, is_stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        unit: Unit,
+        limits: Limits,
+        keys: JobStore,  # of the unit, on a dedicated connection
+        is_stopped: Callable[[], bool],
+    ) -> None:
         self.presence: Presence = Presence(unit, keys)
         self.generations: GenerationStore = GenerationStore(keys, unit.index)
         self.forming: Forming = Forming(unit, limits, keys, self.generations, self.presence.global_rank, is_stopped)
         self._unit = unit
-        self._keys = keys  # of the unit, on a dedicated connection
         self._is_stopped = is_stopped
         self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
     def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # immutable
-        """Arrive, and wait for the first generation; this rank may be no member. Raises as `Beginning.first`."""
+        """Arrive, and wait for the first generation; this rank may be no member. Raises as `Beginning.first`.
+
+        If this rank waits no longer, it moves with what it has to write, unless rank 0 may still come.
+        """
         beginning, ranks = Beginning(self, self._unit, within, situation), self._unit.size
         try:
             found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
         except Stopped:
-            raise Moved(_claimed_at_the_end(self._unit, self._keys, situation, self.presence.present)) from None
+            may_move = self._unit.index > 0 and situation.may_move and situation.has_rows()
+            if may_move and not self.presence.has_primary() and not situation.is_opening():
+                first = self.generations.claim(Generation(0, (), source=min(self.presence.present())))
+                if first.source:
+                    raise Moved(first.source) from None
+            raise
         return cast("Generation", found)
 
     def elected(self, number: int, claim: Callable[[], Generation]) -> Generation:

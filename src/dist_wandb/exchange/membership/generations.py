@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import struct
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,15 +36,15 @@ class Checkpoint:
     maxima: Sequence[float] = ()
 
     def as_json(self) -> list[Any]:
-        """Return a JSON value that preserves all bits of the numbers."""
+        """Return a JSON value; JSON's numbers are exact."""
         offers = [[offer.decode(), spans_of(members)] for offer, members in self.offers.items()]
-        return [self.round, offers, _encoded(self.sums), _encoded(self.maxima)]
+        return [self.round, offers, self.sums, self.maxima]
 
     @classmethod
     def from_json(cls, stored: list[Any]) -> Checkpoint:
-        number, offers, *lists = stored
+        number, offers, sums, maxima = stored
         of_members = {offer.encode(): frozenset(numbers_in(spans)) for offer, spans in offers}
-        return cls(number, of_members, *map(_decoded, lists))
+        return cls(number, of_members, sums, maxima)
 
 
 @dataclass(frozen=True)
@@ -152,15 +150,6 @@ def _packed(gone: Mapping[int, Departure]) -> list[Any]:
 
 def _unpacked(stored: Sequence[Any]) -> dict[int, Departure]:
     return {index: Departure(how, index + shift) for how, shift, ranges in stored for index in numbers_in(ranges)}
-
-
-def _encoded(numbers: Sequence[float]) -> str:
-    return base64.b64encode(struct.pack(f"<{len(numbers)}d", *numbers)).decode("ascii")
-
-
-def _decoded(text: str) -> list[float]:
-    data = base64.b64decode(text)
-    return list(struct.unpack(f"<{len(data) // 8}d", data))
 
 
 class Arrival(NamedTuple):
@@ -276,6 +265,10 @@ class Presence:
         self._opened.read_new()
         return set(self._opened.values)
 
+    def has_primary(self) -> bool:
+        """Return whether rank 0 has opened a session."""
+        return has_opened(self._keys, 0)
+
     def publish_before(self, former: Presence) -> None:
         """Publish the ranks that have the session which this one continues: those that do not come are missing."""
         if not self._keys.has([_BEFORE]):
@@ -289,8 +282,7 @@ class Presence:
     def choose_stand_in(self, within: float) -> None:
         """Agree on the rank that writes if the store is gone: the first to find, after `least_wait`, no rank 0 here."""
         if self.stand_in is None and self.waited >= least_wait(within, self._unit):
-            is_here = has_opened(self._keys, 0)
-            self.stand_in = 0 if is_here else int(self._keys.claim("stand-in", self._unit.index))
+            self.stand_in = 0 if self.has_primary() else int(self._keys.claim("stand-in", self._unit.index))
 
     def absent(self, generation: Generation) -> set[int]:
         """Return the ranks that have opened a session and should take part, but do not, and have not finished."""

@@ -74,10 +74,6 @@ class Plan:
         return self._party.taken if self._party else 0
 
     @property
-    def has_numbers(self) -> bool:
-        return any(one.rows.names for one in self._segments) or bool(self.touched)
-
-    @property
     def takes_all(self) -> bool:
         """Whether nothing waits on any rank after the round."""
         return not any(party.left for party in self._parties) and not any(one.more for _, one in self.offers)
@@ -96,6 +92,7 @@ class Plan:
     # The lists
 
     def pack(self) -> Lanes:
+        """Return this rank's lists: one to reduce by sum, one to reduce by maximum."""
         sums: list[float] = []
         maxima: list[float] = []
         for segment in self._segments:

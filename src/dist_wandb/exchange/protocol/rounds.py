@@ -6,7 +6,7 @@ Theory of operation
 Every rank of the unit has one `Rounds`, and all of them go through the same sequence of rounds. A round has two steps.
 First each rank tells all others which calls of `log` it offers (`offer`), and all ranks choose the same ones (`plan`).
 Then the numbers of these calls are combined: each rank packs its part into a list of sums and a list of maxima
-(`pack`), the caller reduces these over the ranks, and each rank unpacks the same reduced lists (`unpack`).
+(`Plan.pack`), the caller reduces these over the ranks, and each rank unpacks the same reduced lists (`unpack`).
 `Outcome.rows` contains the rows to write, in order.
 
 The path of one call: it is posted in the *outbox*. Usually all ranks offer the same calls; those that are complete
@@ -40,7 +40,7 @@ from typing import Any
 
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
 from dist_wandb.exchange.protocol.contributors import Ranks
-from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
+from dist_wandb.exchange.protocol.lanes import NOTHING
 from dist_wandb.exchange.protocol.plan import Plan, Taken
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 
@@ -143,7 +143,6 @@ class Rounds:
         self._hold = hold
         self._patience = Patience(most_open, needs_primary)
         self._gives_up = (NOTHING, NOTHING)  # up to these rounds: cells of new names, all cells
-        self._plan: Plan | None = None
         self._kept = _Kept()
 
     # Calls of this rank, which are posted in `outbox`
@@ -181,28 +180,19 @@ class Rounds:
             outbox.without_step if is_last else {},
         ).encoded(table.names)
 
-    def plan(self, offers: Offers) -> bool:
+    def plan(self, offers: Offers) -> Plan:
         """Choose the calls of the round, given what all ranks offer; raise ValueError for anything but offers.
 
-        Returns whether there are numbers to reduce; otherwise `unpack` gets empty lists. Changes no shared state.
+        Changes no shared state.
         """
         names, known = list(self.table.names), dict[bytes, list[Block]]()
         found = [(ranks, Offer.decoded(data, names, known)) for data, ranks in offers.items()]
         found.sort(key=lambda one: min(one[0]))
-        self._plan = Plan(self.table, found, self._rank, self.outbox.offered)
-        return self._plan.has_numbers
+        return Plan(self.table, found, self._rank, self.outbox.offered)
 
-    def pack(self) -> Lanes:
-        """Return this rank's lists: one to reduce by sum, one to reduce by maximum."""
-        if self._plan is None:
-            raise RuntimeError("a round needs a plan")
-        return self._plan.pack()
-
-    def unpack(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
-        plan, table = self._plan, self.table
-        if plan is None:
-            raise RuntimeError("a round needs a plan")
-        self._plan = None
+    def unpack(self, plan: Plan, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
+        """Apply the reduced lists of a round, which are empty if it had no numbers."""
+        table = self.table
         table.round += 1
         table.told.clear()
         _learn(table, plan.offers, self.side_data.paths)
@@ -254,7 +244,6 @@ class Rounds:
     def resize(self, members: Iterable[int], lost: Iterable[int]) -> None:
         """Continue with these ranks, without the `lost` ones. The next round finishes rows that all members are in."""
         self.table.resize(frozenset(members), frozenset(lost))
-        self._plan = None
 
     def snapshot(self) -> dict[str, Any]:
         """Return the shared state as JSON values, from which a joining rank can continue with the others."""
@@ -264,7 +253,6 @@ class Rounds:
         """Take over the shared state. This rank's outbox is kept."""
         self.table = decoded(snapshot["table"])
         self._kept.lose([key for key in self._kept.own if key not in self.table.cells])
-        self._plan = None
 
     # Remaining work
 

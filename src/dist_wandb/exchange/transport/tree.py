@@ -23,7 +23,7 @@ import torch
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import Group, gloo, slices_of
-from dist_wandb.exchange.transport.gloo import Buffer, GlooGroup, too_much
+from dist_wandb.exchange.transport.gloo import GlooGroup, too_much
 from dist_wandb.job.ranges import numbers_in, spans_of
 from dist_wandb.payloads.framing import Bytes
 
@@ -42,16 +42,13 @@ class TreeGroup(Group):
         self._groups = tuple(groups)  # of this member, from the lowest level up; it is first in all but the last
         self._size = size  # of the whole tree
         self._timeout = timeout  # how long a collective may wait for a member, in seconds
-        self._buffer = Buffer(0)
         self._received: dict[GlooGroup, torch.Tensor] = {}  # by the first member: one row for each member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        own = array("d", [*sums, *maxima])
-        if len(self._buffer.numbers) != len(own):
-            self._buffer = Buffer(len(own))
-        self._buffer.numbers[:] = own
-        self._reduce(self._buffer.tensor, len(sums))
-        reduced = self._buffer.numbers.tolist()
+        numbers = array("d", [*sums, *maxima])
+        if numbers:
+            self._reduce(torch.frombuffer(numbers, dtype=torch.float64), len(sums))  # in their memory
+        reduced = numbers.tolist()
         return reduced[: len(sums)], reduced[len(sums) :]
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
