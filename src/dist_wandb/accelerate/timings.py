@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
-_MARK = "__timed_by_dist_wandb__"
 _REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
 
 
@@ -150,7 +149,7 @@ def wrap_timed(*, wrap: bool) -> None:
             "attach created the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or measure with "
             "dist_wandb.get_run().timed."
         )
-    wrap_accelerator(_TIMED, _MARK, _REMEDY)
+    wrap_accelerator(_TIMED, _REMEDY)
 
 
 def _prepare(original: Callable[..., Any], self: Accelerator, *args: Any, **kwargs: Any) -> Any:
