@@ -397,7 +397,7 @@ def test_members_of_a_compute_group_updated_separately_are_sent_separately() -> 
     ranks = [MetricCollection({"a": SumMetric(), "b": SumMetric()}) for _ in range(2)]
     for one in ranks:
         one.update(1.0)
-    merged(ranks)  # the private copy is made while both share their state
+    assert merged(ranks) == {"/a": 2.0, "/b": 2.0}  # the private copy is made while both share their state
     for one in ranks:
         one["b"].update(5.0)
     assert merged(ranks) == {"/a": 2.0, "/b": 12.0}
