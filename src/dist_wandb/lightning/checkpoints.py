@@ -23,6 +23,7 @@ import torch
 
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.lightning.name_spaces import OfLightning, loaded
+from dist_wandb.lightning.session_holder import holder_of
 from dist_wandb.runs.requested import check_id
 from dist_wandb.wandb_files.small_files import open_ordinary
 
@@ -62,20 +63,20 @@ class _BaseIds(OfLightning):
         checkpoint[KEY] = dict(self._ids)
 
 
-def write_base_ids(ids_of: Callable[[Trainer], Mapping[str, str]]) -> None:
-    """Write base ids (`ids_of`: by the loggers' numbers) into all checkpoints that any Trainer saves from now on."""
+def write_base_ids() -> None:
+    """Write base ids into all checkpoints that any Trainer saves from now on."""
     # Lightning does not call loggers when it saves a checkpoint. It calls callbacks, but the list of a Trainer's
     # callbacks belongs to the user (Lightning's tuner also keeps and restores it). So `Trainer.save_checkpoint`, which
     # saves all checkpoints, is wrapped in its class: our callback is in the list only while a checkpoint is saved.
     for space in loaded():
         if not hasattr(space.Trainer.save_checkpoint, _IS_OURS):
-            space.Trainer.save_checkpoint = _writing(space.Trainer.save_checkpoint, ids_of)
+            space.Trainer.save_checkpoint = _writing(space.Trainer.save_checkpoint)
 
 
-def _writing(original: Callable[..., None], ids_of: Callable[[Trainer], Mapping[str, str]]) -> Callable[..., None]:
+def _writing(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:  # a Trainer; its type lacks `callbacks`
-        ids = ids_of(self)
+        ids = _base_ids_of(self)
         if not ids:
             original(self, *args, **kwargs)
             return
@@ -88,6 +89,12 @@ def _writing(original: Callable[..., None], ids_of: Callable[[Trainer], Mapping[
 
     setattr(save_checkpoint, _IS_OURS, True)
     return save_checkpoint
+
+
+def _base_ids_of(trainer: Trainer) -> dict[str, str]:
+    """Return the base ids of those loggers of a Trainer that are ours and have open runs, by their numbers."""
+    holders = [holder for holder in map(holder_of, trainer.loggers) if holder is not None]
+    return {str(holder.number): holder.base_id for holder in holders if holder.session is not None}
 
 
 def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only: bool) -> str:
