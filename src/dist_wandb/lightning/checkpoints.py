@@ -158,12 +158,6 @@ class _Bounded(io.RawIOBase):
     def seek(self, offset: int, whence: int = 0) -> int:
         return self._file.seek(offset, whence)
 
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seekable(self) -> bool:
-        return True
-
 
 def _of_zip(file: _Bounded, size: int) -> io.BytesIO:
     with zipfile.ZipFile(file) as archive:
