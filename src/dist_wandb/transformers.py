@@ -132,7 +132,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._session: Session | None = None
         self._has_other_axis = False
         self._notices = Notices()
-        measured = PreparedTimings(lambda: self._session, after_forward="backward", train_only=True)
+        measured = PreparedTimings(lambda: self._session, in_trainer=True)
         self._prepared = measured if check_timings(timings) else None
 
     @property

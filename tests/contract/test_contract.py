@@ -20,7 +20,7 @@ from wandb_records import RecordedRun
 from wandb_server import WandbServer
 
 PLAY = Path(__file__).parent / "scripts" / "play.py"
-INTEGRATIONS = ("plain", "lightning", "fabric", "accelerate", "accelerate-by-name", "as-wandb", "transformers")
+INTEGRATIONS = ("plain", "lightning", "fabric", "accelerate", "as-wandb", "transformers")
 AXES = {
     "lightning": "trainer/global_step",
     "fabric": "trainer/global_step",

@@ -17,7 +17,7 @@ from fuzzing import Target
 from dist_wandb.errors import ReadError, TopologyError
 from dist_wandb.job.launch import Launch, detected_launchers, job_name, node_identity
 from dist_wandb.job.model import Topology
-from dist_wandb.lightning.checkpoints import plain_content
+from dist_wandb.lightning.checkpoints import ids_in
 
 _RECORDED = Path(__file__).parents[1] / "unit" / "recorded_variables.json"
 _VARIABLES = (
@@ -97,9 +97,8 @@ def _read_checkpoint(data: bytes) -> None:
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("archive/data.pkl", data)
         file.seek(0)
-    content = plain_content(file, len(file.getvalue()))
-    ids = content.get("dist_wandb") if isinstance(content, dict) else None
-    assert ids is None or repr(type(ids))
+    ids = ids_in(file, len(file.getvalue()))
+    assert all(isinstance(text, str) for text in (*ids, *ids.values()))
 
 
 _ORDERS = (

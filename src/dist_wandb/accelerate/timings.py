@@ -28,14 +28,13 @@ from torch.utils.data import DataLoader
 from dist_wandb.accelerate.start import current_mesh
 from dist_wandb.accelerate.wrapping import Wrapped, tracker_of, wrap_accelerator
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.session.sections import ForwardHook, Part, StepTimings
+from dist_wandb.session.sections import ForwardHook, StepTimings
 from dist_wandb.session.session import Session
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
-_MARK = "__timed_by_dist_wandb__"
 _REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
 
 
@@ -46,12 +45,10 @@ class PreparedTimings:
         self,
         session: Callable[[], Session | None],
         *,
-        after_forward: Part | None = None,  # the part that follows a forward pass; `None` for one that is not measured
-        train_only: bool = False,  # whether the objects are used for training only, not for evaluation
+        in_trainer: bool = False,  # objects are used for training only, and the backward pass follows the forward pass
     ) -> None:
         self._session = session
-        self._after_forward = after_forward
-        self._train_only = train_only
+        self._in_trainer = in_trainer
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -96,7 +93,7 @@ class PreparedTimings:
 
     def _begin_loading(self) -> None:
         """A batch is requested. If all models are in evaluation mode, it does not belong to a training step."""
-        if self._train_only or not self._models or any(model.training for model in self._models):
+        if self._in_trainer or not self._models or any(model.training for model in self._models):
             self.timings.enter("data")
 
     def _measure_model(self, model: torch.nn.Module) -> None:
@@ -115,7 +112,7 @@ class PreparedTimings:
 
     def _after_forward_pass(self, _model: Any) -> None:
         if torch.is_grad_enabled():
-            self.timings.enter(self._after_forward)
+            self.timings.enter("backward" if self._in_trainer else None)
 
 
 def _is_sharded() -> bool:
@@ -150,7 +147,7 @@ def wrap_timed(*, wrap: bool) -> None:
             "attach created the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or measure with "
             "dist_wandb.get_run().timed."
         )
-    wrap_accelerator(_TIMED, _MARK, _REMEDY)
+    wrap_accelerator(_TIMED, _REMEDY)
 
 
 def _prepare(original: Callable[..., Any], self: Accelerator, *args: Any, **kwargs: Any) -> Any:

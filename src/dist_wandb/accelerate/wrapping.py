@@ -240,7 +240,6 @@ _WRAPPED = (
     Wrapped("get_tracker", ("self", "name", "unwrap"), _get_tracker),
     Wrapped("end_training", ("self",), _end_training),
 )
-_MARK = "__wrapped_by_dist_wandb__"
 _REMEDY = (
     "wraps it to reach all ranks. Pass wrap=False and call DistWandbTracker.attach(accelerator) on every rank instead"
 )
@@ -248,22 +247,19 @@ _REMEDY = (
 
 def wrap_accelerator(
     methods: Sequence[Wrapped] = _WRAPPED,
-    mark: str = _MARK,  # attribute of `Accelerator` that marks them as wrapped
     remedy: str = _REMEDY,  # why a method is wrapped, and what to do without wrapping; the end of the error's sentence
 ) -> None:
-    """Wrap methods of `Accelerator`, once; raise `UnsupportedVersionError` for unknown ones."""
-    if getattr(Accelerator, mark, False):
-        return
-    for name, known, _ in methods:
+    """Wrap methods of `Accelerator`, each once; raise `UnsupportedVersionError` for unknown ones."""
+    left = [one for one in methods if not hasattr(getattr(Accelerator, one.name, None), _KNOWS)]
+    for name, known, _ in left:
         found = _parameters(getattr(Accelerator, name, None))
         if found != known:
             raise UnsupportedVersionError(
                 f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters {found}, but "
                 f"DistWandbTracker knows it with {known}, and {remedy}."
             )
-    for name, _, instead in methods:
+    for name, _, instead in left:
         setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), instead))
-    setattr(Accelerator, mark, True)
 
 
 def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,6 +267,7 @@ def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Call
     def method(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
         return instead(original, self, *args, **kwargs)
 
+    setattr(method, _KNOWS, True)
     return method
 
 

@@ -14,7 +14,7 @@ from dist_wandb.lightning import name_spaces
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
 from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
-from dist_wandb.lightning.trainers import base_ids_of, epoch_weights, measure, remember, trainer_of
+from dist_wandb.lightning.trainers import epoch_weights, measure, remember, trainer_of
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import requested
 from dist_wandb.session.registry import process_end, repr_with
@@ -375,7 +375,7 @@ class DistWandbLogger(StockLogger):
         before = self._holder.session
         session = self._holder.open(self._experiment)
         if session is not None and session is not before:
-            write_base_ids(base_ids_of)
+            write_base_ids()
             self._experiment = session.run or None
             kept, self._kept_calls = self._kept_calls, []
             for function, args in kept:

@@ -1,4 +1,4 @@
-"""The Trainers of this process that use our loggers: base ids, advice, weights of epoch means, and timings.
+"""The Trainers of this process that use our loggers: advice, weights of epoch means, and timings.
 
 The advice is Lightning's, to use `sync_dist=True`. The weight of an epoch mean that Lightning gives to a logger is the
 number of samples behind it. If Lightning's private names are not as expected, or `log_graph` was not called, the mean
@@ -48,14 +48,6 @@ def remember(module: nn.Module) -> None:
         cache = getattr(result, "warning_cache", None)
         if type(cache) is WarningCache:
             cache.__class__ = _Cache
-
-
-def base_ids_of(trainer: Trainer) -> dict[str, str]:
-    """Return the base ids of those loggers of a Trainer that are ours and have open runs, by their numbers."""
-    holders = map(holder_of, trainer.loggers)
-    return {
-        str(holder.number): holder.base_id for holder in holders if holder is not None and holder.session is not None
-    }
 
 
 def _needs_sync_dist(name: str) -> bool:

@@ -168,19 +168,6 @@ def copied_row(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return row
 
 
-def whole_tensors(metrics: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """Replace replicated `DTensor`s in a row, and in its mappings, by plain tensors; see `whole`."""
-    others = {name: value for name, value in metrics.items() if type(value) not in PLAIN}
-    found: dict[str, Any] = {}
-    for name, value in others.items():
-        if isinstance(value, Mapping) and not is_metric(value):
-            found[name] = whole_tensors(value, rank)
-        elif (tensor := as_tensor(value)) is not None:
-            found[name] = whole(repr(name), tensor, rank)
-    is_same = all(value is others[name] for name, value in found.items())
-    return metrics if is_same else {**metrics, **found}
-
-
 def third_of_log(third: Sequence[Any], commit: Any, weight: Any) -> tuple[bool | None, Any]:
     """Return `commit` and `weight` of a call of `log`: in third place, a bool is `commit`, as in wandb."""
     if third and third[0] is not None:

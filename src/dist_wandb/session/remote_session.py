@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.devices import copied_tensor
-from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log, whole_tensors
+from dist_wandb.payloads.devices import as_tensor, known, whole
+from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_media import is_media
 from dist_wandb.settings.config_values import ConfigCopy
@@ -99,16 +99,14 @@ class RemoteSession:
         check_row(data, rank)
         if self.topology.world_size == 1 and not _notices.has("ranks"):
             _warn_of_ranks()
-        if weight is not None:
-            copied_weight(weight, rank)
-            weight = whole_tensors({"weight": weight}, rank)["weight"]
+        weight = known({"weight": copied_weight(weight, rank)})["weight"]
         step = None if step is None else checked_step(step, rank)
         media = [name for name, value in data.items() if is_media(value)]
         if media:
             _warn_once(rank, f"{', '.join(media)}: W&B keeps these in files of the process that made them")
-        values = whole_tensors({name: value for name, value in data.items() if name not in media}, rank)
+        values = {name: _on_host(name, value, rank) for name, value in data.items() if name not in media}
         if values or not data:
-            self._send(LOG, (_on_host(values), step, _on_host(weight), commit))
+            self._send(LOG, (values, step, weight, commit))
 
     def flush(self, timeout: float | None = None) -> bool:
         """Return whether the session's process has all rows logged here, within `timeout` seconds (`None`: 60)."""
@@ -192,12 +190,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _on_host(value: Any) -> Any:
-    """Copy values to the host, without what only this process has: autograd graphs and device memory."""
+def _on_host(name: str, value: Any, rank: int) -> Any:
+    """Copy a value to the host, without what only this process has: autograd graphs and device memory."""
     if isinstance(value, Mapping):
-        return {name: _on_host(item) for name, item in value.items()}
-    tensor = copied_tensor(value)
-    return value if tensor is value else tensor.cpu()
+        return {inner: _on_host(inner, item, rank) for inner, item in value.items()}
+    tensor = as_tensor(value)
+    return value if tensor is None else whole(repr(name), tensor, rank).detach().clone().cpu()
 
 
 def _connect(address: Address) -> Connection:

@@ -7,7 +7,6 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -194,9 +193,9 @@ def fabric(case: Case, config: dict[str, Any], **arguments: Any) -> None:
     logger.experiment.finish()
 
 
-def accelerate(case: Case, config: dict[str, Any], *, is_by_name: bool = False, **arguments: Any) -> None:
-    accelerator = Accelerator(cpu=True, log_with="dist_wandb" if is_by_name else DistWandbTracker(**arguments))
-    accelerator.init_trackers(PROJECT, config=config, init_kwargs={"dist_wandb": arguments} if is_by_name else {})
+def accelerate(case: Case, config: dict[str, Any], **arguments: Any) -> None:
+    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(**arguments))
+    accelerator.init_trackers(PROJECT, config=config)
     case(Accelerated(accelerator))
     accelerator.get_tracker("dist_wandb").finish()
 
@@ -332,7 +331,6 @@ INTEGRATIONS: dict[str, Callable[..., None]] = {
     "lightning": lightning,
     "fabric": fabric,
     "accelerate": accelerate,
-    "accelerate-by-name": partial(accelerate, is_by_name=True),
     "as-wandb": as_wandb,
     "transformers": transformers,
 }

@@ -17,7 +17,6 @@ from accelerate.tracking import GeneralTracker
 from accelerate_state import QUICK, Recorder, accelerator_with, look_like, quick
 
 from dist_wandb import DistWandbTracker, get_run
-from dist_wandb.accelerate import wrapping
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.timed_caller import settle
@@ -43,7 +42,6 @@ def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore `Accelerator` to its state before dist_wandb was imported, for one test."""
     for name in WRAPPED:
         monkeypatch.setattr(Accelerator, name, getattr(Accelerator, name).__wrapped__)
-    monkeypatch.delattr(Accelerator, wrapping._MARK)
 
 
 # --- the wrapping -----------------------------------------------------------------------------------------------------

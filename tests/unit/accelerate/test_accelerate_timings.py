@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dist_wandb import ConfigurationError, DistWandbTracker
-from dist_wandb.accelerate import timings
 from dist_wandb.accelerate.timings import PreparedTimings
 from dist_wandb.errors import UnsupportedVersionError
 
@@ -33,12 +33,8 @@ EPOCH = [*LOADED, *LOADED, *STEP, *LOADED, *STEP]
 @pytest.fixture(autouse=True)
 def _untimed_afterwards() -> Iterator[None]:
     """Restore `Accelerator` to its state before timings were requested."""
-    before = {name: getattr(Accelerator, name) for name in ("prepare", "backward")}
-    yield
-    for name, method in before.items():
-        setattr(Accelerator, name, method)
-    if hasattr(Accelerator, timings._MARK):
-        delattr(Accelerator, timings._MARK)
+    with mock.patch.multiple(Accelerator, prepare=Accelerator.prepare, backward=Accelerator.backward):
+        yield
 
 
 class Script:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.connectors.logger_connector import result
 from lightning.pytorch.utilities.rank_zero import WarningCache
+from lightning_trainers import quiet_trainer
 
 from dist_wandb import DistWandbLogger
 
@@ -46,13 +46,10 @@ class Module(BoringModel):
 
 def advised(logger: Any, model: BoringModel | None = None, **arguments: Any) -> list[str]:
     """Return the names for which Lightning gives the advice."""
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "max_epochs": 1}
-    batches = {"limit_train_batches": 2, "limit_val_batches": 2, "num_sanity_val_steps": 0, "log_every_n_steps": 1}
+    batches = {"limit_train_batches": 2, "limit_val_batches": 2, "num_sanity_val_steps": 0}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Trainer(logger=logger, **{"enable_checkpointing": False, **quiet, **batches, **arguments}).fit(
-            model or Module()
-        )
+        quiet_trainer(logger, **batches, **arguments).fit(model or Module())
     messages = [str(warning.message) for warning in caught if "sync_dist=True" in str(warning.message)]
     return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in messages))
 

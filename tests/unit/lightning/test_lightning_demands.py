@@ -24,6 +24,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.loggers.logger import DummyExperiment
+from lightning_trainers import as_rank, quiet_trainer
 from processes import run_job
 
 from dist_wandb import DistWandbLogger
@@ -83,9 +84,9 @@ def wandb(
 
 
 def trainer(logger: Any, directory: Path, **more: Any) -> Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    limits: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 3, "limit_val_batches": 1, "log_every_n_steps": 1}
-    return Trainer(logger=logger, default_root_dir=directory, **{**quiet, **limits, **more})
+    return quiet_trainer(
+        logger, default_root_dir=directory, **{"limit_train_batches": 3, "limit_val_batches": 1, **more}
+    )
 
 
 # --- the constructor, and names ---------------------------------------------------------------------------------------
@@ -103,23 +104,6 @@ def test_a_new_wandb_does_not_get_arguments_that_it_warns_about(wandb: Any, fake
     _ = DistWandbLogger(anonymous=True, experiment=None).experiment
     assert given == ["not set", "allow"]
     wandb.require.assert_not_called()
-
-
-def test_a_run_in_progress_is_used_and_reported_once(
-    wandb: Any, fake_run: Any, recwarn: pytest.WarningsRecorder
-) -> None:
-    wandb.run = fake_run
-    logger = DistWandbLogger()
-    for _ in range(2):
-        assert logger.experiment is fake_run
-    said = [str(one.message)[:41] for one in recwarn if one.category is UserWarning]
-    assert said == ["There is a wandb run already in progress,"]
-    logger.log_metrics({"acc": 1.0}, step=3)
-    logger.finalize("success")
-    logger.log_metrics({"acc": 0.5}, step=6)
-    rows = [call.args[0] for call in fake_run.log.call_args_list]
-    assert rows == [{"acc": 1.0, "trainer/global_step": 3}, {"acc": 0.5, "trainer/global_step": 6}]
-    wandb.init.assert_not_called()
 
 
 def test_a_run_with_hardly_any_attributes_can_be_used(wandb: Any, tmp_path: Path) -> None:
@@ -168,7 +152,7 @@ def test_checkpoints_are_in_the_directory_of_project_and_version_and_become_arti
     _ = logger.experiment
     fake_run.id = "1"  # the id becomes known late
     callback = ModelCheckpoint(monitor=monitor, save_top_k=1 if monitor is None else 2)
-    one = trainer(logger, tmp_path, max_epochs=2, callbacks=[callback])
+    one = trainer(logger, tmp_path, max_epochs=2, callbacks=[callback], enable_checkpointing=True)
     one.fit(BoringModel())
     assert one.log_dir == logger.save_dir
     assert callback.dirpath == str(tmp_path / "digits" / "1" / "checkpoints")
@@ -198,8 +182,7 @@ def test_a_copy_of_a_logger_continues_the_same_run(wandb: Any, fake_run: Any, tw
 
 @pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])  # noqa: S301
 def test_the_experiment_of_a_rank_without_a_run_can_be_copied(monkeypatch: pytest.MonkeyPatch, twin_of: Any) -> None:
-    for variable, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(variable, value)
+    as_rank(monkeypatch, 1)
     experiment: Any = DistWandbLogger(id="exp", limits=Limits(join_timeout=0.1, finish_timeout=0.1)).experiment
     twin: Any = twin_of(experiment)
     assert issubclass(type(twin), DummyExperiment)

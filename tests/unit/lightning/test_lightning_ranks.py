@@ -15,6 +15,7 @@ import pytest
 import wandb
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_trainers import as_rank
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.job.model import Topology
@@ -47,13 +48,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for kind in ("Image", "Audio", "Video", "Table"):
         monkeypatch.setattr(wandb, kind, stand_in(kind))
     return kinds
-
-
-def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    """Set the variables that a launcher of two processes sets."""
-    for variable, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(variable, str(value))
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
 
 
 NAMES = {"image": "Image", "audio": "Audio", "video": "Video", "table": "Table", "text": "Table"}

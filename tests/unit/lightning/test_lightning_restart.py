@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning_trainers import quiet_trainer
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ReadError
@@ -46,8 +47,7 @@ def fresh_process(
 
 
 def trainer(logger: DistWandbLogger | list[DistWandbLogger] | bool, **more: Any) -> Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return Trainer(max_steps=1, limit_val_batches=0, logger=logger, **quiet, **more)  # type: ignore[arg-type]
+    return quiet_trainer(logger, max_steps=1, limit_val_batches=0, enable_checkpointing="callbacks" in more, **more)
 
 
 # --- in checkpoints ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+from lightning_trainers import quiet_trainer
 from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
@@ -78,22 +79,9 @@ def loader(batches: Batches) -> DataLoader[Tensor]:
     return DataLoader([torch.tensor(batch) for batch in batches], batch_size=None)  # type: ignore[arg-type]
 
 
-def trainer_with(logger: DistWandbLogger, **arguments: Any) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=logger,
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{"max_epochs": 1, **arguments},
-    )
-
-
 def fit(module: Module, batches: Batches, logger: Recorder | None = None, **arguments: Any) -> Recorder:
     logger = logger or Recorder()
-    trainer_with(logger, limit_val_batches=0, **arguments).fit(module, loader(batches))
+    quiet_trainer(logger, limit_val_batches=0, **arguments).fit(module, loader(batches))
     return logger
 
 
@@ -226,7 +214,7 @@ def test_validation_and_training_of_a_fit_have_separate_weights() -> None:
         module.log(stage, batch.mean(), on_step=True, on_epoch=True)
 
     logger = Recorder()
-    trainer_with(logger, max_epochs=2, val_check_interval=1).fit(
+    quiet_trainer(logger, max_epochs=2, val_check_interval=1).fit(
         Module(log_call), loader(THREE_AND_TWO), loader([[1.0], [1.0, 1.0]])
     )
     assert [weights for _, weights in logger.with_name("val_epoch")] == [{"val_epoch": 3.0}] * 4
@@ -241,7 +229,7 @@ def test_two_validation_dataloaders_have_a_weight_each(has_own_names: bool) -> N
         module.log(f"of-{batch[0]:.0f}" if has_own_names else "loss", batch.mean(), **own)
 
     logger = Recorder()
-    trainer_with(logger).validate(Module(log_call), [loader(THREE_AND_TWO), loader([[2.0], [2.0, 2.0]])])
+    quiet_trainer(logger).validate(Module(log_call), [loader(THREE_AND_TWO), loader([[2.0], [2.0, 2.0]])])
     names = ["of-1", "of-2"] if has_own_names else [f"loss_epoch/dataloader_idx_{index}" for index in range(2)]
     row, weights = logger.rows[-1]
     assert [row[name] for name in names] == [1.0, 2.0]

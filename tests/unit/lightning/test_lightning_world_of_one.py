@@ -20,6 +20,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
+from lightning_trainers import as_rank
 from torch import nn
 from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest version
 
@@ -366,12 +367,6 @@ def test_a_pickle_opens_the_run_only_if_its_owner_is_certain(
 
 
 # --- one of two ranks, before and after they are known ----------------------------------------------------------------
-
-
-def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    """Set the variables that a launcher of two processes sets."""
-    for variable, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(variable, str(value))
 
 
 @pytest.mark.newest  # wandb before 0.27 has no such limits

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
+from lightning_trainers import quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -51,14 +52,7 @@ class Model(LightningModule):
 
 def fit(model: Model, out: Path, *, timings: bool = True, **arguments: Any) -> Trainer:
     data: Any = DataLoader(torch.ones(2, 2))  # type: ignore[arg-type]  # it accepts objects with a length and items
-    given = {"limit_val_batches": 0, "enable_checkpointing": False, "max_epochs": 1, "accelerator": "cpu"}
-    trainer = Trainer(
-        logger=DistWandbLogger(save_dir=out, timings=timings),
-        log_every_n_steps=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{**given, **arguments},
-    )
+    trainer = quiet_trainer(DistWandbLogger(save_dir=out, timings=timings), **{"limit_val_batches": 0, **arguments})
     trainer.fit(model, data, data)
     return trainer
 

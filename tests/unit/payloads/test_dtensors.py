@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -15,7 +14,7 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import whole
-from dist_wandb.payloads.scalars import copied_row, copied_weight, whole_tensors
+from dist_wandb.payloads.scalars import copied_row, copied_weight
 from dist_wandb.session.remote_session import RemoteSession
 
 if TYPE_CHECKING:
@@ -51,25 +50,14 @@ PART = FakeDTensor.of(torch.tensor(2.5), True, False)
 def test_the_local_copy_of_a_replicated_tensor_is_used() -> None:
     assert copied_row({"x": WHOLE, "y": WHOLE}, 0) == {"x": 2.5, "y": 2.5}
     assert copied_weight(WHOLE, 0) == 2.5
-    taken = whole_tensors({"x": WHOLE, "nested": {"y": WHOLE}, "z": 1}, 0)
-    assert list(taken) == ["x", "nested", "z"]
-    assert type(taken["x"]) is type(taken["nested"]["y"]) is torch.Tensor
-    assert not taken["x"].requires_grad
 
 
-@pytest.mark.parametrize(
-    "take_part",
-    [
-        lambda: copied_row({"norm": PART}, 3),
-        lambda: whole_tensors({"nested": {"norm": PART}}, 3),
-    ],
-)
-def test_a_part_of_a_tensor_is_refused_without_communication(take_part: Callable[[], object]) -> None:
+def test_a_part_of_a_tensor_is_refused_without_communication() -> None:
     message = (
         r"'norm' is a DTensor of which rank 3 has only a part \(its placements are .*\.full_tensor\(\) on every rank"
     )
     with pytest.raises(ConfigurationError, match=message):
-        take_part()
+        copied_row({"norm": PART}, 3)
     with pytest.raises(ConfigurationError, match="weight is a DTensor of which rank 3"):
         copied_weight(PART, 3)
 
@@ -90,10 +78,10 @@ def test_a_session_logs_replicated_tensors_with_and_without_reduction(
 def test_a_child_process_sends_replicated_tensors(fake_wandb: FakeWandb) -> None:
     with dist_wandb.init() as session:
         copy: RemoteSession = pickle.loads(pickle.dumps(session))  # noqa: S301  # our own bytes
-        copy.log({"loss": WHOLE}, weight={"loss": WHOLE})
+        copy.log({"loss": WHOLE, "nested": {"y": WHOLE}}, weight={"loss": WHOLE})
         with pytest.raises(ConfigurationError, match="'loss' is a DTensor"):
-            copy.log({"loss": PART})
-    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [2.5]
+            copy.log({"nested": {"loss": PART}})
+    assert [(row["loss"], row["nested"]) for row in fake_wandb.runs[0].rows] == [(2.5, {"y": 2.5})]
 
 
 @pytest.mark.parametrize("is_captured", [True, False])

@@ -79,6 +79,22 @@ class Name(str):
     __slots__ = ()
 
 
+class Moment(dt.datetime):
+    """A datetime of another library."""
+
+
+class MissingDate(dt.datetime):
+    """Like pandas' `NaT`: a datetime that differs from itself, and has no date."""
+
+    __hash__ = None  # type: ignore[assignment]  # not needed
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    def date(self) -> dt.date:
+        raise ValueError("there is no date")
+
+
 UTC = dt.timezone.utc
 CELLS: list[tuple[Any, Any]] = [
     (1, 1),
@@ -104,7 +120,9 @@ CELLS: list[tuple[Any, Any]] = [
     ({"a": {"b": (1, np.int32(2))}}, {"a": {"b": [1, 2]}}),
     (dt.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC), dt.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)),
     (dt.date(2026, 1, 2), dt.date(2026, 1, 2)),
-    ([dt.date(2026, 1, 2)], ["2026-01-02"]),
+    (Moment(2026, 1, 2, 3, tzinfo=UTC), dt.datetime(2026, 1, 2, 3, tzinfo=UTC)),
+    (MissingDate(2026, 1, 2), None),
+    ([dt.date(2026, 1, 2), MissingDate(2026, 1, 2)], ["2026-01-02", None]),
 ]
 
 
@@ -349,6 +367,7 @@ IMAGES = b"[0, [], 1]"
         framed(b'[0, ["a"], 1e400]'),
         framed(b'[-1, ["a"], 0]'),
         framed(b'[0, ["a"], true]'),
+        framed(b'[0, ["a"], 9007199254740992]'),
         framed(b'[0, "ab", 0]'),
         framed(b'[0, [["a"], "b"], 0]'),
         pytest.param(framed(b"[" * 200_000), id="deep"),
