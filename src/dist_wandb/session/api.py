@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 INIT = "dist_wandb.init"
-_MOMENT = 2.0  # seconds
+_MOMENT = 2.0  # seconds that an integration waits for rank 0 to open a session
 _BESIDE = "dist_wandb.init-beside"  # with reinit="create_new": counted separately, as perhaps only one rank opens them
 _OF_ONE_RUN = (*OPTION_NAMES, "id", "name", "notes", "config", "reinit", "resume", "resume_from", "fork_from")
 _notices = Notices()
@@ -224,14 +224,13 @@ def join_init(options: Options, topology: Topology, integration: str) -> Session
     """
     if topology.led_by(options.primary_rank).is_coordinator:
         return None
-    limit = options.limits.join_timeout
+    limit, found = options.limits.join_timeout, None
     with suppress(RendezvousError):
         found = poll(lambda: next_job((integration, INIT), topology, limit), min(_MOMENT, limit), LONGEST_PAUSE)
-        name, job = found or (None, None)
-        if job is not None and name == INIT:
-            theirs = replace(Options(**job["options"]), on_stall=options.on_stall)
-            return open_session(theirs, job["arguments"], integration=INIT, topology=topology)
-    return None
+    if found is None or found[0] == integration:
+        return None
+    theirs = replace(Options(**found[1]["options"]), on_stall=options.on_stall)
+    return open_session(theirs, found[1]["arguments"], integration=INIT, topology=topology)
 
 
 def _is_notebook() -> bool:
