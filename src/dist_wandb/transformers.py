@@ -33,6 +33,7 @@ from dist_wandb.job.units import UnitArgument
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.requested import WandbArguments, check_init_arguments
+from dist_wandb.session.api import join_init
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions, repr_with
 from dist_wandb.session.sections import check_timings
@@ -159,7 +160,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
                 "the Trainer also reports to wandb (report_to): the stock callback writes the same names a second "
                 'time, from rank 0 only. Pass TrainingArguments(report_to="none").',
             )
-        of_script = current()  # the stock callback also uses a run that is open
+        # The stock callback also uses a run that is open.
+        of_script = current() or join_init(self._options, _topology(args), INTEGRATION)
         self._session, self._has_other_axis = of_script or self._open(args, state), of_script is not None
         self._wandb = _AsWandb(self._session)
         # transformers 4 names runs by their directory unless a name was given.
@@ -243,7 +245,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         return self._session
 
     def _open(self, args: Any, state: Any) -> Session:
-        topology = Topology.from_framework(args.process_index, args.world_size, "transformers.TrainingArguments")
+        topology = _topology(args)
         running = run_metadata.running_run() if self._options.run_mode == "auto" else None
         of_job = job_setting("WANDB_PROJECT")
         return open_session(
@@ -255,6 +257,10 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
             proposed_id=running.id if running else None,
             adopt=lambda _plan: running,  # the stock callback also uses a run that is open
         )
+
+
+def _topology(args: Any) -> Topology:
+    return Topology.from_framework(args.process_index, args.world_size, "transformers.TrainingArguments")
 
 
 def _named(args: Any, state: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,10 +37,10 @@ def named(server: WandbServer, name: str) -> list[RecordedRun]:
     return runs
 
 
-@pytest.mark.parametrize("name", ["name", "adopt"])
+@pytest.mark.parametrize("name", ["name", "adopt", "guarded"])
 def test_own_numbers_become_means_and_the_trainers_are_unchanged(server: WandbServer, name: str) -> None:
     (run,) = named(server, name)
-    assert (run.run_id == "users") is (name == "adopt")
+    assert (run.run_id in ("users", "of_session")) is (name != "name")
     assert series(run, "train/mine") == {1: 0.5, 2: 0.5, 3: 0.5}
     assert list(series(run, "train/loss")) == [1, 2, 3]
     assert list(series(run, "eval/loss")) == [2, 3]

@@ -32,6 +32,7 @@ from dist_wandb.runs.wandb_private import (
     detach_service,
     is_finished,
     is_locked,
+    leave_run,
     summary_of,
     uses_current_service,
 )
@@ -49,6 +50,21 @@ def test_wandb_exposes_whether_a_run_is_finished(tmp_path: Path) -> None:
     assert not is_finished(run)
     run.finish()
     assert is_finished(run)
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_wandbs_names_and_the_hooks_of_watch_leave_an_inherited_run(tmp_path: Path) -> None:
+    run, layer = (
+        wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True)),
+        torch.nn.Linear(1, 1),
+    )
+    run.watch(layer, log="all", log_freq=1)
+    leave_run()
+    layer(torch.ones(1, 1)).sum().backward()
+    assert wandb.run is None
+    with pytest.raises(wandb.Error):
+        wandb.log({"loss": 1.0})
+    run.finish()
 
 
 @pytest.mark.usefixtures("bare_environment")

@@ -32,7 +32,9 @@ from dist_wandb.job.timed_caller import BackgroundPoll, poll
 from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.metrics import is_metric
-from dist_wandb.runs.requested import check_init_arguments
+from dist_wandb.runs.requested import check_init_arguments, reinit
+from dist_wandb.runs.run_metadata import running_run
+from dist_wandb.session.api import INIT, join_init
 from dist_wandb.session.job_description import fall_behind, miss_job, next_job
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions, process_end
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.job_description import JobDescription
 
 INTEGRATION = "DistWandbTracker"
+RETURNS = ("default", "return_previous")
 _PAUSE = 0.05  # seconds between the first queries of the store
 _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
 
@@ -116,11 +119,22 @@ class LateJoin:
         return poll(self.find, within, _PAUSE, PartialState().num_processes)
 
     def open(self) -> None:
-        topology, self._goes_on = current_topology(), False
-        if self.is_possible:
-            self._next_job()  # skips sessions that took place without this rank
+        topology = current_topology()
         options = self.options.in_mesh(current_mesh(), topology.global_rank)
-        self.session = open_session(options, self._arguments.merged, integration=INTEGRATION, topology=topology)
+        self.session = join_init(options, topology, INTEGRATION)  # skips sessions that took place without this rank
+        self._goes_on = self.session is not None
+        if self.session is None:
+            arguments = self._arguments.merged
+            is_used = options.run_mode == "auto" and current() is None and reinit(arguments) in RETURNS
+            running = running_run() if is_used else None  # of wandb's own `init`, which returns it again
+            self.session = open_session(
+                options,
+                arguments,
+                integration=INTEGRATION,
+                topology=topology,
+                proposed_id=None if running is None else running.id,
+                create_new=running is None,
+            )
         self._await_next()
 
     def log(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
@@ -160,14 +174,11 @@ class LateJoin:
 
     def _next(self, within: float = 0.0) -> JobDescription | Session | None:
         """Read the main process's next session; if there is none, the session of an earlier tracker that goes on."""
-        session = current()
-        job = self._next_job(within if session is None else 0.0)
+        session, limit = current(), self.options.limits.join_timeout
+        job = next_job((INTEGRATION, INIT), current_topology(), limit, within if session is None else 0.0)
         if job is None and session is not None and not session.is_ending():
             return session
-        return job
-
-    def _next_job(self, within: float = 0.0) -> JobDescription | None:
-        return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout, within)
+        return job and job[1]
 
     def drop_rows(self) -> None:
         if self.rows:

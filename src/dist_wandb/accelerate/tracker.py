@@ -370,6 +370,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         session = self.late_join.session
         if session is not None:
             session.finish(others_go_on=not self.ends_training)
+            if session.run and not session.owns_run:  # of wandb's own `init`
+                session.run.finish()
             self._last_run, self.late_join.session = session.run, None
 
 

@@ -147,6 +147,9 @@ class SessionHolder:
     def _open(self, topology: Topology, run: Run | None) -> Session:
         if topology.world_size > 1:
             self.options = self.options.in_mesh(_mesh_in_use(), topology.global_rank)
+        if self.launch.is_child and topology.global_rank and self.options.is_run_of_rank_0:
+            wandb_private.leave_run()
+            run = None
         provisional, running = self.session, run_metadata.running_run()
         final = _final.get((self.number, self.launch.home))
         if topology.world_size > 1 and final is not None and final in open_sessions():

@@ -138,6 +138,16 @@ def disarm_exit_hooks() -> None:
             unregister()
 
 
+def leave_run() -> None:
+    """In a forked process without a run: let wandb's names and the hooks of `watch` not write to the parent's run."""
+    module = sys.modules.get("wandb.sdk.lib.module")
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    if module is not None and is_wandbs(run):
+        with suppress(AttributeError):
+            run._torch.unhook_all()  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+            module.unset_globals()
+
+
 def code_of_exit() -> int | None:
     """Return the argument of `sys.exit`, if wandb has recorded it: it replaces `sys.exit`."""
     recorded = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)

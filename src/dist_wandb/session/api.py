@@ -10,14 +10,20 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
+from dist_wandb.errors import RendezvousError
+from dist_wandb.job.job_store import LONGEST_PAUSE
+from dist_wandb.job.timed_caller import poll
 from dist_wandb.notices import Notices, users_line
 from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session import inherited_rank
+from dist_wandb.session.job_description import next_job
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
 from dist_wandb.session.stalls.verdict import Stall
@@ -35,6 +41,7 @@ from dist_wandb.settings.options import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from dist_wandb.job.model import Topology
     from dist_wandb.job.units import UnitArgument
     from dist_wandb.session.session import Session
     from dist_wandb.settings.plan import RankScope, RunMode
@@ -42,7 +49,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_INTEGRATION = "dist_wandb.init"
+INIT = "dist_wandb.init"
+_MOMENT = 2.0  # seconds that an integration waits for rank 0 to open a session
 _BESIDE = "dist_wandb.init-beside"  # with reinit="create_new": counted separately, as perhaps only one rank opens them
 _OF_ONE_RUN = (*OPTION_NAMES, "id", "name", "notes", "config", "reinit", "resume", "resume_from", "fork_from")
 _notices = Notices()
@@ -168,11 +176,11 @@ def init(
     arguments: dict[str, Any] = {key: one for key, one in around().items() if key not in _OF_ONE_RUN} | wandb_init
     if project is not None:
         arguments["project"] = project
-    requested.check_init_arguments(arguments, _INTEGRATION)
+    requested.check_init_arguments(arguments, INIT)
     again = while_open(arguments)
     if again is not None:
         return again
-    integration = _BESIDE if requested.reinit(arguments) == "create_new" else _INTEGRATION
+    integration = _BESIDE if requested.reinit(arguments) == "create_new" else INIT
     session = open_session(options, arguments, integration=integration)
     session.opened_at = users_line()
     return session
@@ -206,6 +214,23 @@ def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | 
         )
     line = users_line()
     return next((one for one in reversed(in_scope()) if one.is_returned(line, caller, disabled=is_disabled)), None)
+
+
+def join_init(options: Options, topology: Topology, integration: str) -> Session | None:
+    """Open this rank's part of the session that rank 0 has opened by `init`, under a guard; `None` if there is none.
+
+    The integration uses that session on rank 0; here it would open, and at last write, another run. Waits a moment for
+    rank 0 to open one or the other.
+    """
+    if topology.led_by(options.primary_rank).is_coordinator:
+        return None
+    limit, found = options.limits.join_timeout, None
+    with suppress(RendezvousError):
+        found = poll(lambda: next_job((integration, INIT), topology, limit), min(_MOMENT, limit), LONGEST_PAUSE)
+    if found is None or found[0] == integration:
+        return None
+    theirs = replace(Options(**found[1]["options"]), on_stall=options.on_stall)
+    return open_session(theirs, found[1]["arguments"], integration=INIT, topology=topology)
 
 
 def _is_notebook() -> bool:

@@ -13,10 +13,9 @@ that comes later still, it learns at its end. None waits for ranks that may neve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -136,22 +135,36 @@ def _checked(message: object, topology: Topology) -> JobDescription:
     raise not_of_a_rank("description of the job", message, topology)
 
 
-def next_job(integration: str, topology: Topology, timeout: float, within: float = 0.0) -> JobDescription | None:
-    """Return the coordinator's description of the integration's next session, which this rank has not opened.
+def next_job(
+    integrations: Sequence[str], topology: Topology, timeout: float, within: float = 0.0
+) -> tuple[str, JobDescription] | None:
+    """Return an integration, and the coordinator's description of its next session, which this rank has not opened.
 
-    Returns `None` if the coordinator has not opened the session `within` seconds, or there is no store. Sessions
-    that the coordinator has already finished are skipped, as this rank had no part in them: a rank that is behind does
-    not wait. Raises `RendezvousError` if the store does not answer for `timeout` seconds, or holds another message.
+    Returns `None` if the coordinator has opened none of the sessions `within` seconds, or there is no store. Sessions
+    that the coordinator has already finished are skipped, as this rank had no part in them: a rank that is behind (with
+    the first integration) does not wait. Raises `RendezvousError` if the store does not answer for `timeout` seconds,
+    or holds another message.
     """
+    stores = {name: _next_store(name, topology, timeout) for name in integrations}
+
+    def published() -> tuple[str, JobDescription] | None:
+        for name, store in stores.items():
+            message = None if store is None else store.try_get(_JOB)
+            if message is not None:
+                return name, _checked(message, topology)
+        return None
+
+    is_behind = integrations[0] in _behind or None in stores.values()
+    return poll(published, 0.0 if is_behind else within, LONGEST_PAUSE)
+
+
+def _next_store(integration: str, topology: Topology, timeout: float) -> JobStore | None:
+    """Return the keys of the integration's next session that the coordinator has not finished."""
     while True:
         number = _opened[integration] + 1
         store = JobStore.find(f"{integration}/{number}", topology, timeout)
-        if store is None:
-            return None
-        if not leftovers.is_over(store):
-            patience = 0.0 if integration in _behind else within
-            message = poll(partial(store.try_get, _JOB), patience, LONGEST_PAUSE)
-            return None if message is None else _checked(message, topology)
+        if store is None or not leftovers.is_over(store):
+            return store
         _opened[integration] = max(_opened[integration], number)  # another thread may count, too
         _behind.add(integration)
 

@@ -10,6 +10,7 @@ import wandb
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 
+import dist_wandb
 from dist_wandb import Limits
 from dist_wandb.accelerate import DistWandbTracker
 
@@ -120,13 +121,27 @@ def ended(directory: str) -> None:
     assert not accelerator.is_main_process or run.id == "ended"
 
 
+def opened_before(directory: str) -> None:
+    """The main process has opened a run by `init`, which the tracker uses there: the other rank takes part in it."""
+    ways: Any = (("ours", dist_wandb.init, True), ("ours_main", dist_wandb.init, False), ("wandbs", wandb.init, True))
+    for turn, (name, init, on_all) in enumerate(ways):
+        accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(dir=directory, limits=Limits(heartbeat=4.0)))
+        if accelerator.is_main_process:
+            init(id=name, dir=directory)
+        if accelerator.is_main_process or on_all:
+            accelerator.init_trackers("tests")
+        accelerator.log({"loss": 10.0 * turn + accelerator.process_index}, step=0)
+        finish(accelerator)
+        assert wandb.run is None, "the tracker ends the run, as the stock tracker does"
+
+
 def finish(accelerator: Accelerator) -> None:
     """End the trackers as `end_training` does, except for the process group."""
     accelerator.get_tracker("dist_wandb").finish()
 
 
 def main(directory: str) -> None:
-    for way in (diffusers, megatron, main_alone, turns, ended):
+    for way in (diffusers, megatron, opened_before, main_alone, turns, ended):
         way(directory)
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 
 import torch
+import wandb
 from lightning.pytorch import LightningModule, Trainer
 from stored import PATIENT, ROWS
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,8 +14,9 @@ from dist_wandb.settings.plan import RankScope, RunMode
 
 
 class Model(LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, *, uses_wandb: bool = False) -> None:
         super().__init__()
+        self.uses_wandb = uses_wandb
         self.layer = torch.nn.Linear(2, 1)
 
     def setup(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it
@@ -27,6 +29,9 @@ class Model(LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.log("loss", 10.0 * self.global_rank + batch_idx)
+        if self.uses_wandb:
+            assert (wandb.run is None) is (self.global_rank > 0)
+            wandb.log({"by_wandb": float(self.global_rank)})
         result: torch.Tensor = self.layer(batch[0]).mean()
         return result
 
@@ -50,6 +55,9 @@ def main(directory: str, strategy: str, run_mode: RunMode, rank_scope: RankScope
         limits=Limits(heartbeat=PATIENT),
     )
     logger.log_hyperparams({"lr": 0.1})
+    is_fork = strategy == "ddp_fork"
+    if is_fork:
+        _ = logger.experiment  # a run that the forked ranks inherit
     trainer = Trainer(
         accelerator="cpu",
         strategy=strategy,
@@ -62,7 +70,7 @@ def main(directory: str, strategy: str, run_mode: RunMode, rank_scope: RankScope
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    model = Model()
+    model = Model(uses_wandb=is_fork)
     trainer.fit(model, data)
     trainer.test(model, data, verbose=False)
     logger.experiment.finish()

@@ -49,7 +49,12 @@ def main(out: str) -> None:
     dist_wandb.finish()
     train(out, "new", DistWandbCallback(run_mode="new"))
     dist_wandb.finish()
-    if TrainingArguments(out, use_cpu=True).process_index == 0:
+    rank = TrainingArguments(out, use_cpu=True).process_index
+    if rank == 0:
+        dist_wandb.init(id="of_session", name="guarded")
+    train(out, "guarded", DistWandbCallback())
+    dist_wandb.finish()
+    if rank == 0:
         wandb.init(id="users", name="adopt")
     train(out, "adopt", DistWandbCallback())  # ends with the process
 

@@ -52,14 +52,14 @@ def open_rank(rank: int | Topology, *, number: int | None = 1, wandb_init: Any =
 @pytest.mark.parametrize("mapping", [UserDict, MappingProxyType])  # neither a dict nor JSON-serializable
 @pytest.mark.parametrize("sequence", [UserList, tuple, deque])
 def test_options_of_any_mappings_and_sequences_are_published(job: Job, mapping: Any, sequence: Any) -> None:
-    assert next_job("test", TWO[1], 1.0) is None
+    assert next_job(["test"], TWO[1], 1.0) is None
     reduce = {"tokens": "sum", "*": "mean"}
     given = {"reduce": mapping(reduce), "spread": sequence(["loss"]), "per_rank": sequence(["loss", "acc*"])}
     sessions = job(TWO, **given)
     assert [session.options.reduce for session in sessions] == [reduce] * 2
-    published = next_job("test", TWO[1], 1.0)
+    published = next_job(["test"], TWO[1], 1.0)
     assert published is not None
-    assert Options(**published["options"]) == sessions[0].options
+    assert Options(**published[1]["options"]) == sessions[0].options
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
 
 
@@ -290,7 +290,7 @@ def test_a_malformed_job_description_is_refused(store: dist.Store, message: Any)
     described = JobStore(store, "test/1", TWO[0], 1.0)
     job_identity.publish_base_id(described, "base")
     described.publish("job", message)
-    for read in (lambda: next_job("test", TWO[1], 1.0), lambda: open_rank(1, run_mode="shared")):
+    for read in (lambda: next_job(["test"], TWO[1], 1.0), lambda: open_rank(1, run_mode="shared")):
         with pytest.raises(RendezvousError, match=r"^Rank 1 found .* as description of the job, which no rank has wri"):
             read()
 
@@ -314,9 +314,9 @@ def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_late
         before.setattr(JobStore, "find", lambda *_: None)
         first = open_rank(0, run_mode=mode, wandb_init=arguments)
     first.meet(arguments, "test", 1)
-    described = next_job("test", TWO[1], 1.0)
+    described = next_job(["test"], TWO[1], 1.0)
     assert described is not None
-    assert described["arguments"]["project"] == "digits"
+    assert described[1]["arguments"]["project"] == "digits"
     second = open_rank(1, run_mode=mode, wandb_init=arguments)
     assert second.id == first.id
     assert bool(second.run) is (mode == "shared")
