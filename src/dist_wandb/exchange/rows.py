@@ -8,14 +8,14 @@ once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from dist_wandb.exchange.attachments import ATTACHED, Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.calls import Call
+from dist_wandb.exchange.protocol.calls import Call, Names, Outbox
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.writing import Spreads, Writing
@@ -114,6 +114,7 @@ class Posting:
         self._per_rank = per_rank
         self._is_first = is_first  # in the unit
         self._usual = Own({}, None)
+        self._is_open = False  # whether the last call has left its row open
 
     def write_own(self, contribution: Contribution) -> None:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
@@ -137,17 +138,21 @@ class Posting:
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
         own = self._own_of(contribution) if self._writes else None
+        continues = self._is_open and contribution.in_order
+        self._is_open = not (step is None if commit is None else commit)
         if (lanes := self._lanes(contribution)) is not None:
-            return rounds.outbox.post(contribution.metrics, lanes, step, x, now, own).names
+            names = tuple(contribution.metrics)
+            if not (continues and _join(rounds.outbox, names, lanes, step, x, own)):
+                rounds.outbox.post(names, lanes, step, x, now, own)
+            return names
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
         if self._writes and mine:
             own, mine = Own(mine, commit, contribution.follows), {}
-        if own and not (unit or others) and _add(own, rounds.outbox.waiting, x, ends=step is None):
-            return unit
         if unit or others or own:
-            numbers = [*unit.values(), *(NO_NUMBER for _ in others)]
-            call = rounds.outbox.post([*unit, *others], lanes_of(numbers), step, x, now, own)
+            names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
+            call = _join(rounds.outbox, names, lanes, step, x, own) if continues else None
+            call = call or rounds.outbox.post(names, lanes, step, x, now, own)
             for key in call.cells() if others else ():
                 if key.name in others:
                     self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
@@ -229,16 +234,21 @@ class Posting:
         return {name: self._weights(value, values) for name, value in weight.items()}
 
 
-def _add(own: Own, waiting: MutableSequence[Call], x: int, *, ends: bool) -> bool:
-    """Add values to the open row that waits last; return whether they belong to it. They must not overtake it."""
-    last = waiting[-1] if waiting else None
-    if last is None or last.own is None or last.own.commit is not False or last.x != x:
-        return False
-    if not own.values.keys().isdisjoint([*last.names, *last.own.values]):
-        return False
-    commit = True if own.commit is None and ends else own.commit
-    waiting[-1] = last._replace(own=Own({**last.own.values, **own.values}, commit, own.follows))
-    return True
+def _join(outbox: Outbox, names: Names, lanes: Lanes, step: int | None, x: int, own: Own | None) -> Call | None:
+    """Add values to the last call, if they continue its row and it waits: a row that ranks form together stays whole.
+
+    On the primary, values that it alone has stay with it in any case.
+    """
+    last = outbox.waiting[-1] if outbox.waiting else None
+    if last is None or last.x != x or (names and last.step != step):
+        return None
+    before, kept = last.own or Own({}, None), own or Own({}, None)
+    if not {*last.names, *before.values}.isdisjoint([*names, *kept.values]):
+        return None
+    if own is not None:
+        commit = step is None if own.commit is None else own.commit
+        own = Own({**before.values, **own.values}, commit, own.follows)
+    return outbox.extend(names, lanes, own)
 
 
 class Rows:

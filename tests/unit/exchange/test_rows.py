@@ -449,6 +449,26 @@ def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
     ]
 
 
+@pytest.mark.parametrize("adds", [0, 1])
+@pytest.mark.parametrize("step", [None, 7])
+def test_what_one_rank_adds_to_an_open_row_stands_in_it(adds: int, step: int | None) -> None:
+    """Otherwise W&B fills in the last value of the user's axis, in that row and in those that it tears."""
+    unit = Unit(axes=["epoch"])
+    for number in range(6):
+        at = None if step is None else number * step
+        for rank in range(2):
+            unit.log(rank, {"loss": float(rank)}, at, commit=False)
+            if rank == adds:
+                unit.log(rank, {"lr": number / 4, "note": "text"}, at, commit=False)
+            unit.log(rank, {"acc": 1.0, "epoch": number * 10}, at, weight=1 + rank)
+        unit.exchange()
+    note = {"note": "text"} if adds == 0 else {}
+    assert unit.close() == [
+        {"loss": 0.5, "lr": number / 4, **note, "acc": 1.0, "epoch": number * 10, "global_step": number * (step or 1)}
+        for number in range(6)
+    ]
+
+
 def test_text_of_an_open_row_waits_for_the_numbers_of_a_rank_that_is_behind() -> None:
     unit = Unit()
     unit.log_on_all([{"a": 1.0}] * 2)

@@ -27,7 +27,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
-from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
+from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes, lanes_of, number_at
 
 NUMBER = "number"
 _SEPARATOR = "\0"  # in no name that a user may give
@@ -103,13 +103,29 @@ class Outbox:
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
         """Add a call of `log`. One without names is a row of what only this rank keeps for it."""
-        names = tuple(names)
-        if len(self._shapes) >= _MOST_SHAPES:
-            self._shapes.clear()
-        names = self._shapes.setdefault(names, names)
+        names = self._shape(tuple(names))
         call = Call(names, self._count(step, names), step, x, lanes, at, own)
         self.waiting.append(call)
         return call
+
+    def extend(self, names: Names, lanes: Lanes, own: Any) -> Call:
+        """Add other names to the last call that waits."""
+        last = self.waiting[-1]
+        occurrences = (*last.occurrences, *self._count(last.step, names)) if names else last.occurrences
+        numbers = [
+            number_at(*those, at, len(part))
+            for part, those in ((last.names, last.lanes), (names, lanes))
+            for at in range(len(part))
+        ]
+        whole = self._shape((*last.names, *names))
+        call = last._replace(names=whole, occurrences=occurrences, lanes=lanes_of(numbers), own=own)
+        self.waiting[-1] = call
+        return call
+
+    def _shape(self, names: Names) -> Names:
+        if len(self._shapes) >= _MOST_SHAPES:
+            self._shapes.clear()
+        return self._shapes.setdefault(names, names)
 
     def _count(self, step: int | None, names: Names) -> tuple[int, ...]:
         """Count an occurrence of each name; return the counts before. The counts of the oldest steps are forgotten."""
