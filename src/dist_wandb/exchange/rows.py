@@ -115,6 +115,7 @@ class Posting:
         self._is_first = is_first  # in the unit
         self._usual = Own({}, None)
         self._is_open = False  # whether the last call has left its row open
+        self._part: tuple[Any, dict[str, Any], bool] = None, {}, False  # of the open row under this rank's label
 
     def write_own(self, contribution: Contribution) -> None:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
@@ -125,7 +126,7 @@ class Posting:
         row = metrics
         if self._writer.label is not None:
             labelled = self._labelled(metrics)
-            row = {**metrics, **labelled} if self._writes else self._with_axes(labelled, metrics)
+            row = {**metrics, **labelled} if self._writes else {**self._axes_of(contribution, labelled), **labelled}
         self._rows.act(contribution.follows)
         if row or not metrics:
             self._writer.write(row, contribution.step, commit=contribution.commit)
@@ -156,10 +157,11 @@ class Posting:
             for key in call.cells() if others else ():
                 if key.name in others:
                     self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
-        if mine:
+        if self._writer.label is not None and not self._writes and (row := self._axes_of(contribution, mine) | mine):
+            awaits_axis = self._is_open and not row.keys() >= {*self._rows.own_axes()}
             self._rows.act(contribution.follows)
-            self._writer.write(self._with_axes(mine, values), self._rows.x(x), commit=True)
-            self._rows.keep_summary(mine, contribution.follows, step, is_open=False)
+            self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not awaits_axis)
+            self._rows.keep_summary(row, contribution.follows, self._rows.x(x), is_open=awaits_axis)
         return unit
 
     def _own_of(self, contribution: Contribution) -> Own:
@@ -180,13 +182,21 @@ class Posting:
             return None
         return lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))
 
-    def _with_axes(self, labelled: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the x axes of their call to values under this rank's label: otherwise W&B fills in the last ones."""
-        if not labelled:
-            return {}
+    def _axes_of(self, contribution: Contribution, labelled: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the x axes of a row with values under this rank's label: otherwise W&B fills in the last ones.
+
+        They may stand in another call of the row. Nothing, if the row has no such values yet.
+        """
+        values, place = known(contribution.metrics), (contribution.step, contribution.x)
         names = (*self._rows.own_axes(), self._writer.step_metric)
         axes = {name: values[name] for name in names if name is not None and name in values}
-        return {**axes, **labelled}
+        before, axes_before, has_values = self._part
+        if before != place:
+            axes_before, has_values = {}, False
+        commit = contribution.step is None if contribution.commit is None else contribution.commit
+        axes, has_values = {**axes_before, **axes}, has_values or bool(labelled)
+        self._part = (None, {}, False) if commit else (place, axes, has_values)
+        return axes if has_values else {}
 
     def _sorted(
         self, values: Mapping[str, Any], weights: Any, rounds: Rounds

@@ -222,6 +222,23 @@ ROWS: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[dict[str, Any]
         [{"loss": 1.5, "rank-0/loss": 1.0, "samples": 10, "global_step": 5}],
         [{"rank-1/loss": 2.0, "samples": 20, "global_step": 5}],
     ),
+    "labels on an axis that other calls have": (
+        {"run_mode": "shared", "axes": ["samples"]},
+        [
+            *(([{"loss": 1.0}, {"loss": 2.0}], 5), ([{"samples": 10}, {"samples": 20}], 5)),
+            *(([{"samples": 30}, {"samples": 40}], 6), ([{"loss": 5.0}, {"loss": 6.0}], 6)),
+            *(([{"samples": 30}, {"samples": 40}], 6), ([{"samples": 50}, {"samples": 60}], 7)),
+        ],
+        [
+            {"loss": 1.5, "rank-0/loss": 1.0, "samples": 10, "global_step": 5},
+            {"loss": 5.5, "rank-0/loss": 5.0, "samples": 30, "global_step": 6},
+            {"samples": 50, "global_step": 7},
+        ],
+        [
+            {"rank-1/loss": 2.0, "samples": 20, "global_step": 5},
+            {"rank-1/loss": 6.0, "samples": 40, "global_step": 6},
+        ],
+    ),
 }
 
 
