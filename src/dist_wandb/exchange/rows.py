@@ -115,7 +115,9 @@ class Posting:
         self._is_first = is_first  # in the unit
         self._usual = Own({}, None)
         self._is_open = False  # whether the last call has left its row open
-        self._part: tuple[Any, dict[str, Any], bool] = None, {}, False  # of the open row under this rank's label
+        self._place: tuple[int | None, int] | None = None  # step and position of that row
+        self._axes: dict[str, Any] = {}  # its x axes so far
+        self._has_values = False  # whether it has values under this rank's label
 
     def write_own(self, contribution: Contribution) -> None:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
@@ -126,7 +128,8 @@ class Posting:
         row = metrics
         if self._writer.label is not None:
             labelled = self._labelled(metrics)
-            row = {**metrics, **labelled} if self._writes else {**self._axes_of(contribution, labelled), **labelled}
+            axes = self._axes_of(contribution)
+            row = {**metrics, **labelled} if self._writes else self._under_label(labelled, axes)
         self._rows.act(contribution.follows)
         if row or not metrics:
             self._writer.write(row, contribution.step, commit=contribution.commit)
@@ -139,8 +142,10 @@ class Posting:
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
         own = self._own_of(contribution) if self._writes else None
-        continues = self._is_open and contribution.in_order
+        continues, axes = self._is_open and contribution.in_order, self._axes_of(contribution)
         self._is_open = not (step is None if commit is None else commit)
+        is_partial = commit is False or not axes.keys() >= {*self._rows.own_axes()}
+        rounds.outbox.may_grow = self._is_open and is_partial
         if (lanes := self._lanes(contribution)) is not None:
             names = tuple(contribution.metrics)
             if not (continues and _join(rounds.outbox, names, lanes, step, x, own)):
@@ -157,7 +162,7 @@ class Posting:
             for key in call.cells() if others else ():
                 if key.name in others:
                     self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
-        if self._writer.label is not None and not self._writes and (row := self._axes_of(contribution, mine) | mine):
+        if self._writer.label is not None and not self._writes and (row := self._under_label(mine, axes)):
             awaits_axis = self._is_open and not row.keys() >= {*self._rows.own_axes()}
             self._rows.act(contribution.follows)
             self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not awaits_axis)
@@ -182,21 +187,21 @@ class Posting:
             return None
         return lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))
 
-    def _axes_of(self, contribution: Contribution, labelled: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the x axes of a row with values under this rank's label: otherwise W&B fills in the last ones.
-
-        They may stand in another call of the row. Nothing, if the row has no such values yet.
-        """
-        values, place = known(contribution.metrics), (contribution.step, contribution.x)
+    def _axes_of(self, contribution: Contribution) -> dict[str, Any]:
+        """Return the x axes of the row that a call continues, so far: else W&B fills in the last ones."""
+        place, metrics = (contribution.step, contribution.x), contribution.metrics
+        if place != self._place:
+            self._axes, self._has_values = {}, False
         names = (*self._rows.own_axes(), self._writer.step_metric)
-        axes = {name: values[name] for name in names if name is not None and name in values}
-        before, axes_before, has_values = self._part
-        if before != place:
-            axes_before, has_values = {}, False
-        commit = contribution.step is None if contribution.commit is None else contribution.commit
-        axes, has_values = {**axes_before, **axes}, has_values or bool(labelled)
-        self._part = (None, {}, False) if commit else (place, axes, has_values)
-        return axes if has_values else {}
+        axes = {**self._axes, **known({name: metrics[name] for name in names if name is not None and name in metrics})}
+        is_end = contribution.step is None if contribution.commit is None else contribution.commit
+        self._place, self._axes = (None, {}) if is_end else (place, axes)
+        return axes
+
+    def _under_label(self, labelled: Mapping[str, Any], axes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values with the x axes of their row, or these alone if it has such values already."""
+        self._has_values = self._has_values or bool(labelled)
+        return {**axes, **labelled} if self._has_values else {}
 
     def _sorted(
         self, values: Mapping[str, Any], weights: Any, rounds: Rounds

@@ -486,6 +486,21 @@ def test_what_one_rank_adds_to_an_open_row_stands_in_it(adds: int, step: int | N
     ]
 
 
+def test_a_row_is_not_exchanged_before_the_script_has_ended_it() -> None:
+    unit = Unit(axes=["epoch"])
+    unit.log_on_all([{"loss": 0.0}, {"loss": 1.0}])
+    unit.log(0, {"loss": 2.0}, commit=False)
+    unit.log(0, {"epoch": 10})
+    for part in ({"gpu": 5.0}, {"loss": 4.0}):
+        unit.log(1, part, commit=False)
+        unit.exchange(0.6)
+    unit.log(1, {"epoch": 10})
+    assert unit.close() == [
+        {"loss": 0.5, "global_step": 0},
+        {"loss": 3.0, "gpu": 5.0, "epoch": 10, "global_step": 1},
+    ]
+
+
 def test_text_of_an_open_row_waits_for_the_numbers_of_a_rank_that_is_behind() -> None:
     unit = Unit()
     unit.log_on_all([{"a": 1.0}] * 2)

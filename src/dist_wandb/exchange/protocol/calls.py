@@ -94,6 +94,7 @@ class Outbox:
 
     def __init__(self, remembered: int) -> None:
         self.waiting: deque[Call] = deque()
+        self.may_grow: bool = False  # whether the last call may be extended
         self.offered: list[Call] = []  # those that were offered last
         self.last: Sequence[Call] = ()  # those that were taken last
         self.without_step: dict[str, int] = {}  # how often each name was logged without a step
