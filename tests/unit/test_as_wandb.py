@@ -237,18 +237,16 @@ def test_functions_act_on_the_run_of_the_session(fake_wandb: FakeWandb) -> None:
         assert found == (name, "first", {"policy": "live"})
 
 
-def test_teardown_ends_all_sessions_before_wandbs_process(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_teardown_ends_all_sessions_before_wandbs_process(fake_wandb: FakeWandb) -> None:
     """A run takes no row any more then, and rows may still wait for other ranks."""
     ended: list[Any] = []
-    monkeypatch.setattr(
-        wandb, "teardown", lambda code: ended.extend([code, *(one.exit_codes for one in fake_wandb.runs)])
-    )
     dist_wandb.init()
     dist_wandb.init(reinit="create_new")
-    dist_wandb.teardown(3)
-    assert ended == [3, [3], [3]]
+    with mock.patch.object(
+        wandb, "teardown", lambda code: ended.append((code, [run.exit_codes for run in fake_wandb.runs]))
+    ):
+        dist_wandb.teardown(3)
+    assert ended == [(3, [[3], [3]])]
     assert dist_wandb.run is None
 
 
