@@ -137,6 +137,7 @@ _ROOMS = {
     "init": "session.api",
     "plan_run": "settings.plan",
     "read_runs": "reading.runs",
+    "teardown": "as_wandb",
     "wandb_init": "decorator",
     **{name: "errors" for name in __all__ if name.endswith("Error")},
 }
@@ -153,7 +154,7 @@ _OF_CURRENT = ("config", "run", "summary")  # a different object in each session
 _OF_WANDB = (
     *("AlertLevel", "Api", "Artifact", "ArtifactTTL", "Audio", "CommError", "Error", "Graph", "Histogram", "Html"),
     *("Image", "Molecule", "Object3D", "Plotly", "Settings", "Table", "UsageError", "Video", "box3d"),
-    *("controller", "login", "plot", "plot_table", "setup", "sweep", "teardown", "termerror", "termlog", "termwarn"),
+    *("controller", "login", "plot", "plot_table", "setup", "sweep", "termerror", "termlog", "termwarn"),
     *("util",),
 )
 

@@ -75,6 +75,17 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # 
 join = finish
 
 
+def teardown(exit_code: int | None = None) -> None:
+    """End all sessions, then wandb's own process: `wandb.teardown`, which drops rows that it has not got.
+
+    Args:
+        exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
+    """
+    for session in open_sessions():
+        session.finish(exit_code)
+    run_metadata.of_wandb("teardown")(exit_code)
+
+
 def restore(name: str, run_path: str | None = None, *args: Any, **kwargs: Any) -> Any:
     """Fetch a file of a run from W&B: `wandb.restore`. With `run_path`, also on a rank without a run.
 

@@ -41,7 +41,7 @@ HEAVY = ("torch", "wandb", "lightning", "accelerate")
 NEWER = {"EvalTable", "Run"}  # than the oldest supported wandb: available, but not listed
 NOT_OF_A_RUN = {"plot_table"}  # makes a chart
 OURS = {"init", "__version__"}
-CHECKED = {"agent"}  # refused on several ranks, else wandb's own
+CHECKED = {"agent", "teardown"}  # wandb's own after a check, or the end of all sessions
 OF_BOTH = {"errors", "cli"}  # modules
 TWO_RANKS = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
@@ -235,6 +235,19 @@ def test_functions_act_on_the_run_of_the_session(fake_wandb: FakeWandb) -> None:
         vars(fake_wandb.runs[0])[name] = lambda *args, name=name, **kwargs: (name, args[0], kwargs)
         found = getattr(dist_wandb, name)("first", policy="live")
         assert found == (name, "first", {"policy": "live"})
+
+
+def test_teardown_ends_all_sessions_before_wandbs_process(fake_wandb: FakeWandb) -> None:
+    """A run takes no row any more then, and rows may still wait for other ranks."""
+    ended: list[Any] = []
+    dist_wandb.init()
+    dist_wandb.init(reinit="create_new")
+    with mock.patch.object(
+        wandb, "teardown", lambda code: ended.append((code, [run.exit_codes for run in fake_wandb.runs]))
+    ):
+        dist_wandb.teardown(3)
+    assert ended == [(3, [[3], [3]])]
+    assert dist_wandb.run is None
 
 
 def test_restore_from_another_run_uses_wandb(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:

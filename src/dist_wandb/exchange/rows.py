@@ -8,14 +8,14 @@ once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.calls import Call
+from dist_wandb.exchange.protocol.calls import Call, Names, Outbox
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.writing import Spreads, Writing
@@ -113,6 +113,10 @@ class Posting:
         self._rows = rows
         self._per_rank = per_rank
         self._is_first = is_first  # in the unit
+        self._is_open = False  # whether the last call has left its row open
+        self._place: tuple[int | None, int] | None = None  # step and position of that row
+        self._axes: dict[str, Any] = {}  # its x axes so far
+        self._has_values = False  # whether it has values under this rank's label
 
     def write_own(self, contribution: Contribution) -> None:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
@@ -123,7 +127,8 @@ class Posting:
         row = metrics
         if self._writer.label is not None:
             labelled = self._labelled(metrics)
-            row = {**metrics, **labelled} if self._writes else self._with_axes(labelled, metrics)
+            axes = self._axes_of(contribution)
+            row = {**metrics, **labelled} if self._writes else self._under_label(labelled, axes)
         self._rows.act(contribution.follows)
         if row or not metrics:
             self._writer.write(row, contribution.step, commit=contribution.commit)
@@ -136,25 +141,31 @@ class Posting:
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
         own = Own({}, commit, contribution.follows) if self._writes else None
+        continues, axes = self._is_open and contribution.in_order, self._axes_of(contribution)
+        self._is_open = not (step is None if commit is None else commit)
+        is_partial = commit is False or not axes.keys() >= {*self._rows.own_axes()}
+        rounds.outbox.may_grow = self._is_open and is_partial
         if (lanes := self._lanes(contribution)) is not None:
-            rounds.outbox.post(contribution.metrics, lanes, step, x, now, own)
+            names = tuple(contribution.metrics)
+            if not (continues and _join(rounds.outbox, names, lanes, step, x, own)):
+                rounds.outbox.post(names, lanes, step, x, now, own)
             return
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
         if self._writes and mine:
             own, mine = Own(mine, commit, contribution.follows), {}
-        if own and not (unit or others) and _add(own, rounds.outbox.waiting, x, ends=step is None):
-            return
         if unit or others or own:
-            numbers = [*unit.values(), *(NO_NUMBER for _ in others)]
-            call = rounds.outbox.post([*unit, *others], lanes_of(numbers), step, x, now, own)
+            names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
+            call = _join(rounds.outbox, names, lanes, step, x, own) if continues else None
+            call = call or rounds.outbox.post(names, lanes, step, x, now, own)
             for key in call.cells() if others else ():
                 if key.name in others:
                     self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
-        if mine:
+        if self._writer.label is not None and not self._writes and (row := self._under_label(mine, axes)):
+            awaits_axis = self._is_open and not row.keys() >= {*self._rows.own_axes()}
             self._rows.act(contribution.follows)
-            self._writer.write(self._with_axes(mine, values), self._rows.x(x), commit=True)
-            self._rows.keep_summary(mine, contribution.follows, step, is_open=False)
+            self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not awaits_axis)
+            self._rows.keep_summary(row, contribution.follows, self._rows.x(x), is_open=awaits_axis)
 
     def _lanes(self, contribution: Contribution) -> Lanes | None:
         """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""
@@ -165,13 +176,21 @@ class Posting:
             return None
         return lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))
 
-    def _with_axes(self, labelled: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the x axes of their call to values under this rank's label: otherwise W&B fills in the last ones."""
-        if not labelled:
-            return {}
+    def _axes_of(self, contribution: Contribution) -> dict[str, Any]:
+        """Return the x axes of the row that a call continues, so far: else W&B fills in the last ones."""
+        place, metrics = (contribution.step, contribution.x), contribution.metrics
+        if place != self._place:
+            self._axes, self._has_values = {}, False
         names = (*self._rows.own_axes(), self._writer.step_metric)
-        axes = {name: values[name] for name in names if name is not None and name in values}
-        return {**axes, **labelled}
+        axes = {**self._axes, **known({name: metrics[name] for name in names if name is not None and name in metrics})}
+        is_end = contribution.step is None if contribution.commit is None else contribution.commit
+        self._place, self._axes = (None, {}) if is_end else (place, axes)
+        return axes
+
+    def _under_label(self, labelled: Mapping[str, Any], axes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values with the x axes of their row, or these alone if it has such values already."""
+        self._has_values = self._has_values or bool(labelled)
+        return {**axes, **labelled} if self._has_values else {}
 
     def _sorted(
         self, values: Mapping[str, Any], weights: Any, rounds: Rounds
@@ -219,16 +238,21 @@ class Posting:
         return {name: self._weights(value, values) for name, value in weight.items()}
 
 
-def _add(own: Own, waiting: MutableSequence[Call], x: int, *, ends: bool) -> bool:
-    """Add values to the open row that waits last; return whether they belong to it. They must not overtake it."""
-    last = waiting[-1] if waiting else None
-    if last is None or last.own is None or last.own.commit is not False or last.x != x:
-        return False
-    if not own.values.keys().isdisjoint([*last.names, *last.own.values]):
-        return False
-    commit = True if own.commit is None and ends else own.commit
-    waiting[-1] = last._replace(own=Own({**last.own.values, **own.values}, commit, own.follows))
-    return True
+def _join(outbox: Outbox, names: Names, lanes: Lanes, step: int | None, x: int, own: Own | None) -> Call | None:
+    """Add values to the last call, if they continue its row and it waits: a row that ranks form together stays whole.
+
+    On the primary, values that it alone has stay with it in any case.
+    """
+    last = outbox.waiting[-1] if outbox.waiting else None
+    if last is None or last.x != x or (names and last.step != step):
+        return None
+    before, kept = last.own or Own({}, None), own or Own({}, None)
+    if not {*last.names, *before.values}.isdisjoint([*names, *kept.values]):
+        return None
+    if own is not None:
+        commit = step is None if own.commit is None else own.commit
+        own = Own({**before.values, **own.values}, commit, own.follows)
+    return outbox.extend(names, lanes, own)
 
 
 class Rows:

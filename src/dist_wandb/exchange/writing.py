@@ -176,6 +176,13 @@ class Writing:
         self._write(values, x, commit=True if row.corrects else commit)
         self._rows.keep_summary(values, follows, x, is_open=not commit, corrects=row.corrects)
 
+    def write_own(self, row: Mapping[str, Any], values: Mapping[str, Any], x: int | None, *, commit: bool) -> None:
+        """Write this rank's own values with the x axes of their row, or add them to its open row."""
+        if not self._fits(values, {name: value for name, value in row.items() if name not in values}):
+            self.end_row()
+        if values or self._open.values:
+            self._write(row, x, commit=commit)
+
     def _fits(self, values: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
         """Return whether the open row may hold a call too: no name of it yet, and the same place on the user's axes."""
         same = all(self._open.values.get(name, value) == value for name, value in axes.items())

@@ -25,6 +25,7 @@ from dist_wandb.payloads.scalars import DEEPEST
 
 _MERGED = frozenset({MergedTable, MergedImages})
 _MEDIA = frozenset({"wandb", "matplotlib", "plotly"})  # packages whose objects have no useful repr
+_LARGEST_LIST = 32  # numbers of an array that W&B stores as a list, and not as a histogram
 _PLAIN_TYPES = frozenset({int, float, str, bool, type(None), None})  # `None` for NaN, which is a type to wandb
 
 
@@ -110,7 +111,7 @@ def may_change(value: object, depth: int = DEEPEST) -> bool:
 
 
 def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of a row that a summary shows as they are: numbers, which may be `Later`, text and media."""
+    """Return the values of a row that a summary shows: numbers, which may be `Later`, text, lists of these, media."""
     if PLAIN.issuperset(map(type, row.values())):
         return row
     shown: dict[str, Any] = {}
@@ -119,6 +120,10 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
             shown[name] = value
         elif type(value) is AsLogged and value.name is None:
             shown[name] = value.value
+        elif isinstance(value, (list, tuple)) and PLAIN.issuperset(map(type, value)):
+            shown[name] = list(value)
+        elif hasattr(value, "tolist") and math.prod(value.shape) <= _LARGEST_LIST:
+            shown[name] = value.tolist()
     return shown
 
 

@@ -222,6 +222,23 @@ ROWS: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[dict[str, Any]
         [{"loss": 1.5, "rank-0/loss": 1.0, "samples": 10, "global_step": 5}],
         [{"rank-1/loss": 2.0, "samples": 20, "global_step": 5}],
     ),
+    "labels on an axis that other calls have": (
+        {"run_mode": "shared", "axes": ["samples"]},
+        [
+            *(([{"loss": 1.0}, {"loss": 2.0}], 5), ([{"samples": 10}, {"samples": 20}], 5)),
+            *(([{"samples": 30}, {"samples": 40}], 6), ([{"loss": 5.0}, {"loss": 6.0}], 6)),
+            *(([{"samples": 30}, {"samples": 40}], 6), ([{"samples": 50}, {"samples": 60}], 7)),
+        ],
+        [
+            {"loss": 1.5, "rank-0/loss": 1.0, "samples": 10, "global_step": 5},
+            {"loss": 5.5, "rank-0/loss": 5.0, "samples": 30, "global_step": 6},
+            {"samples": 50, "global_step": 7},
+        ],
+        [
+            {"rank-1/loss": 2.0, "samples": 20, "global_step": 5},
+            {"rank-1/loss": 6.0, "samples": 40, "global_step": 6},
+        ],
+    ),
 }
 
 
@@ -446,6 +463,41 @@ def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
         {"a": 0.5, "b": 0.5, "global_step": 0},
         {"c": 0.5, "global_step": 5},
         {"d": 0.5, "global_step": 5},
+    ]
+
+
+@pytest.mark.parametrize("adds", [0, 1])
+@pytest.mark.parametrize("step", [None, 7])
+def test_what_one_rank_adds_to_an_open_row_stands_in_it(adds: int, step: int | None) -> None:
+    """Otherwise W&B fills in the last value of the user's axis, in that row and in those that it tears."""
+    unit = Unit(axes=["epoch"])
+    for number in range(6):
+        at = None if step is None else number * step
+        for rank in range(2):
+            unit.log(rank, {"loss": float(rank)}, at, commit=False)
+            if rank == adds:
+                unit.log(rank, {"lr": number / 4, "note": "text"}, at, commit=False)
+            unit.log(rank, {"acc": 1.0, "epoch": number * 10}, at, weight=1 + rank)
+        unit.exchange()
+    note = {"note": "text"} if adds == 0 else {}
+    assert unit.close() == [
+        {"loss": 0.5, "lr": number / 4, **note, "acc": 1.0, "epoch": number * 10, "global_step": number * (step or 1)}
+        for number in range(6)
+    ]
+
+
+def test_a_row_is_not_exchanged_before_the_script_has_ended_it() -> None:
+    unit = Unit(axes=["epoch"])
+    unit.log_on_all([{"loss": 0.0}, {"loss": 1.0}])
+    unit.log(0, {"loss": 2.0}, commit=False)
+    unit.log(0, {"epoch": 10})
+    for part in ({"gpu": 5.0}, {"loss": 4.0}):
+        unit.log(1, part, commit=False)
+        unit.exchange(0.6)
+    unit.log(1, {"epoch": 10})
+    assert unit.close() == [
+        {"loss": 0.5, "global_step": 0},
+        {"loss": 3.0, "gpu": 5.0, "epoch": 10, "global_step": 1},
     ]
 
 

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from wandb.sdk.wandb_run import Run
@@ -57,6 +58,15 @@ def test_the_summary_of_a_null_run_returns_written_values_and_defaults() -> None
     del run.summary["best"]
     assert not run.summary["best"]
     assert copy.deepcopy(run).summary["epoch"] == pickle.loads(pickle.dumps(run)).summary["epoch"] == 3  # noqa: S301
+
+
+def test_lists_that_were_logged_are_read_back() -> None:
+    """As W&B stores them: arrays of up to 32 numbers are lists, too."""
+    run: Any = NullRun()
+    run.summary.show({"iou": 0.5}, {}, {})
+    values = {"iou": [0.5, 1], "pair": (1, "a"), "array": np.arange(3), "tensor": torch.ones(2), "long": np.ones(33)}
+    run.summary.show(values, {}, {})
+    assert dict(run.summary) == {"iou": [0.5, 1], "pair": [1, "a"], "array": [0, 1, 2], "tensor": [1.0, 1.0]}
 
 
 def test_a_value_within_the_summary_of_a_null_run_can_be_written() -> None:

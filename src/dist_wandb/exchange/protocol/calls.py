@@ -27,7 +27,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
-from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes
+from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes, lanes_of, number_at
 
 NUMBER = "number"
 _SEPARATOR = "\0"  # in no name that a user may give
@@ -94,6 +94,7 @@ class Outbox:
 
     def __init__(self, remembered: int) -> None:
         self.waiting: deque[Call] = deque()
+        self.may_grow: bool = False  # whether the last call may be extended
         self.offered: list[Call] = []  # those that were offered last
         self.last: Sequence[Call] = ()  # those that were taken last
         self.without_step: dict[str, int] = {}  # how often each name was logged without a step
@@ -103,13 +104,29 @@ class Outbox:
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
         """Add a call of `log`. One without names is a row of what only this rank keeps for it."""
-        names = tuple(names)
-        if len(self._shapes) >= _MOST_SHAPES:
-            self._shapes.clear()
-        names = self._shapes.setdefault(names, names)
+        names = self._shape(tuple(names))
         call = Call(names, self._count(step, names), step, x, lanes, at, own)
         self.waiting.append(call)
         return call
+
+    def extend(self, names: Names, lanes: Lanes, own: Any) -> Call:
+        """Add other names to the last call that waits."""
+        last = self.waiting[-1]
+        occurrences = (*last.occurrences, *self._count(last.step, names)) if names else last.occurrences
+        numbers = [
+            number_at(*those, at, len(part))
+            for part, those in ((last.names, last.lanes), (names, lanes))
+            for at in range(len(part))
+        ]
+        whole = self._shape((*last.names, *names))
+        call = last._replace(names=whole, occurrences=occurrences, lanes=lanes_of(numbers), own=own)
+        self.waiting[-1] = call
+        return call
+
+    def _shape(self, names: Names) -> Names:
+        if len(self._shapes) >= _MOST_SHAPES:
+            self._shapes.clear()
+        return self._shapes.setdefault(names, names)
 
     def _count(self, step: int | None, names: Names) -> tuple[int, ...]:
         """Count an occurrence of each name; return the counts before. The counts of the oldest steps are forgotten."""

@@ -48,6 +48,7 @@ Offers = Mapping[bytes, Ranks]
 """What the ranks have offered: each different offer once, with the ranks that have made it."""
 
 _MOST_NEW = 1024  # calls whose new names a rank announces at once
+_HOLDS_OF_PART = 4  # for so many times `hold`, a call is not offered that the script may continue
 
 
 @dataclass
@@ -163,8 +164,10 @@ class Rounds:
         """Return what this rank tells the others before the round; `regroup` requests a new generation after it."""
         table, outbox, side = self.table, self.outbox, self.side_data
         calls = outbox.known(table.names, MOST_VALUES)
-        outbox.offered = calls
         is_open, rest = self.intent is Intent.OPEN, len(outbox.waiting) - len(calls)
+        if calls and not rest and is_open and outbox.may_grow and now - calls[-1].at < _HOLDS_OF_PART * self._hold:
+            calls.pop()
+        outbox.offered = calls
         is_last = self.intent is Intent.CLOSING and self._rank not in table.ranks.closed and not rest
         return Offer(
             blocks_of(calls),
