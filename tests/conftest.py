@@ -34,9 +34,9 @@ from dist_wandb.job import job_identity, leftovers
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
-from dist_wandb.runs import interception
+from dist_wandb.runs import current_server, interception, null_run
 from dist_wandb.runs.run_metadata import chosen_config
-from dist_wandb.session import inherited_rank, job_description, opener, registry, restart
+from dist_wandb.session import api, inherited_rank, job_description, opener, registry, remote_session, restart
 from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls import watcher
@@ -264,9 +264,43 @@ def parts(bare_environment: None, fake_wandb: FakeWandb, monkeypatch: pytest.Mon
     return found
 
 
+# What this package keeps for a process, and what it is in a new one.
+_OF_A_PROCESS: tuple[tuple[Any, str, Callable[[], object]], ...] = (
+    *((room, "_notices", Notices) for room in (api, current_server, null_run, remote_session, restart)),
+    (inherited_rank, "_announced", list),
+    (interception, "_values", list),
+    (job_description, "_behind", set),
+    (job_description, "_opened", Counter),
+    (leftovers, "_leftovers", list),
+    (registry, "_sessions", list),
+    (registry.history, "has_begun", bool),
+    (restart, "_started", Counter),
+)
+_OF_RANKS_AS_THREADS: tuple[tuple[Any, str, object], ...] = (
+    (inherited_rank, "announce", lambda: None),  # the process that they are starts jobs
+    (interface, "LAST_WRITES", 20.0),  # a thread may be delayed, also at its end
+    (turns, "NEW_NAME_HEARTBEATS", 1000),  # rows that ranks log one after the other belong together
+    (watcher, "begin", lambda *_: None),  # they would have one each
+)
+
+
+@pytest.fixture
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Begin as in a new process, in which wandb has no run; wandb's module is afterwards what it was before."""
+    for room, name, new in _OF_A_PROCESS:
+        monkeypatch.setattr(room, name, new())
+    module: Any = wandb
+    before = dict(vars(module))
+    module.run = None
+    yield
+    monkeypatch.undo()  # first: a test may have patched wandb's module, too
+    vars(module).update(before)  # also what sessions have set that a test did not finish
+
+
 @pytest.fixture
 def fake_wandb(
     bare_environment: None,  # noqa: ARG001  # used for its effect
+    new_process: None,  # noqa: ARG001  # used for its effect
     ended_exchanges: None,  # noqa: ARG001  # used for its effect
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -278,24 +312,11 @@ def fake_wandb(
     def init(**arguments: Any) -> FakeRun:
         return fake.init(**arguments)
 
-    monkeypatch.setattr(wandb, "init", init)
-    monkeypatch.setattr(wandb, "run", None)
-    for name in ("log", "define_metric"):
-        monkeypatch.setattr(wandb, name, _before_init)
-    for name in (*interception._SERVED, "config", "summary"):  # restored after sessions that a test does not finish
-        monkeypatch.setattr(wandb, name, getattr(wandb, name))
-    monkeypatch.setattr(interception, "_values", [])
-    monkeypatch.setattr(wandb, "setup", fake.setup)
-    monkeypatch.setattr(registry, "_sessions", [])
-    monkeypatch.setattr(inherited_rank, "announce", lambda: None)  # ranks are threads of a process that starts jobs
-    monkeypatch.setattr(job_description, "_opened", Counter())
-    monkeypatch.setattr(job_description, "_behind", set())
-    monkeypatch.setattr(watcher, "begin", lambda *_: None)  # ranks that are threads would have one each
-    monkeypatch.setattr(leftovers, "_leftovers", [])
-    monkeypatch.setattr(restart, "_started", Counter())
-    monkeypatch.setattr(restart, "_notices", Notices())
-    monkeypatch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
-    monkeypatch.setattr(turns, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together
+    module: Any = wandb
+    module.init, module.setup = init, fake.setup
+    module.log = module.define_metric = _before_init
+    for room, name, value in _OF_RANKS_AS_THREADS:
+        monkeypatch.setattr(room, name, value)
     monkeypatch.chdir(tmp_path)
     return fake
 

@@ -74,7 +74,6 @@ def wandb(
     parts = {"wandb": module, "wandb.sdk": ModuleType("wandb.sdk"), "wandb.sdk.lib": lib, "wandb.wandb_run": runs}
     for name, part in parts.items():
         monkeypatch.setitem(sys.modules, name, part)
-    monkeypatch.setattr(registry, "_sessions", [])
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     yield module
@@ -132,7 +131,8 @@ def test_a_run_with_hardly_any_attributes_can_be_used(wandb: Any, tmp_path: Path
     assert type(second.logger) is DistWandbLogger
     assert second.logger.experiment
     assert wandb.init.call_args.kwargs["id"] == "made-up"
-    registry._end_with_process(0, failed=False)
+    for session in registry.open_sessions():
+        session.end_with_process(0, failed=False)
 
 
 # --- in a Trainer -----------------------------------------------------------------------------------------------------
