@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import oldest
@@ -44,6 +44,7 @@ from dist_wandb.settings.options import Limits, Options
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 Job = Callable[..., list[Session]]
+Limit = Callable[..., None]
 
 collect_ignore = ["e2e/test_trl.py"] if sys.version_info < (3, 11) else []  # trl 1.16 needs 3.11
 
@@ -226,6 +227,18 @@ class ImpatientGroup(gloo.GlooGroup):
         forming: float = 1.0,
     ) -> None:
         super().__init__(store, rank, size, timeout, is_over, address, min(forming, 1.0))
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    """Set limits and times, constants of a module, for one test: ``limit(reading, MOST_VALUES=8)``."""
+
+    def set_them(room: ModuleType, **limits: float) -> None:
+        for name, value in limits.items():
+            assert isinstance(vars(room)[name], int | float)
+            monkeypatch.setattr(room, name, value)
+
+    return set_them
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fuzz_planted
 import fuzzing
@@ -12,6 +13,9 @@ import pytest
 from fuzz_targets import TARGETS, named
 from fuzzing import FINDINGS, FindingError, Target, fuzz, judging, keep
 from fuzzing import judge as judge_here
+
+if TYPE_CHECKING:
+    from tests.conftest import Limit
 
 _FOUND = sorted(FINDINGS.glob("*/*.bin"))
 
@@ -50,13 +54,10 @@ def planted(name: str) -> Target:
         ("takes-memory", "MiB of memory"),
     ],
 )
-def test_planted_faults_are_found_and_stored(
-    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fuzzing, "FINDINGS", tmp_path)
+def test_planted_faults_are_found_and_stored(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FindingError, match=message) as found:
         fuzz(planted(name), 2000)
-    path = keep(found.value, planted(name))
+    path = keep(found.value, planted(name), tmp_path)
     assert path.parent == tmp_path / name
     stored = path.read_bytes()
     assert b"[" in stored
@@ -72,8 +73,8 @@ def _quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_quick_clock")
 @pytest.mark.parametrize(("name", "message"), [("hangs", "was read for over"), ("is-slow", r"took 1\.\d s")])
-def test_a_slow_input_is_a_finding(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzzing, "_SILENT", 2.0)
+def test_a_slow_input_is_a_finding(name: str, message: str, limit: Limit) -> None:
+    limit(fuzzing, _SILENT=2.0)
     with judging(planted(name)) as judge, pytest.raises(FindingError, match=message):
         judge(b"[[")
 

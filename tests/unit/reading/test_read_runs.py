@@ -9,7 +9,7 @@ import sys
 from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from record_files import Record, end, header, new_record, row, run, write_run
@@ -20,6 +20,9 @@ from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadErro
 from dist_wandb.reading import runs as reading
 from dist_wandb.reading.selection import by_rank
 from dist_wandb.wandb_files.reading import history_of, joined
+
+if TYPE_CHECKING:
+    from tests.conftest import Limit
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 
@@ -106,12 +109,12 @@ def test_an_unknown_writer_is_an_error(shared: LocalRun) -> None:
         shared.history("loss", writer="rank-1")
 
 
-def test_history_of_too_many_values_is_refused(shared: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_VALUES", 8)
+def test_history_of_too_many_values_is_refused(shared: LocalRun, limit: Limit) -> None:
+    limit(reading, MOST_VALUES=8)
     assert len(shared.history("loss", writer=0)["loss"]) == 3
     with pytest.raises(ReadError, match="Request fewer names"):
         shared.history()
-    monkeypatch.setattr(reading, "MOST_METRICS", 1)
+    limit(reading, MOST_METRICS=1)
     with pytest.raises(ReadError, match="More than 1 names match"):
         shared.history("rank-*")
 

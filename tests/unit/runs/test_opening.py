@@ -20,7 +20,7 @@ from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb, Job, OnRanks
+    from tests.conftest import FakeRun, FakeWandb, Job, Limit, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 DEAD = wandb.errors.CommError("Timed out\ninitializing run")
@@ -57,7 +57,7 @@ class Unreliable:
 
 
 @pytest.fixture
-def unreliable(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Any:
+def unreliable(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, limit: Limit) -> Any:
     def make(error: Exception = DEAD, **failures: int) -> Unreliable:
         made = Unreliable(
             fake_wandb, {key.replace("_", " ").replace("rank ", "rank-"): n for key, n in failures.items()}, error
@@ -65,7 +65,7 @@ def unreliable(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(wandb_private, "tear_down_service", made.clear)
         return made
 
-    monkeypatch.setattr(opening, "_PAUSE", 0.01)
+    limit(opening, _PAUSE=0.01)
     return make
 
 

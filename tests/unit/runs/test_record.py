@@ -17,7 +17,7 @@ from dist_wandb.runs import record, wandb_private
 from dist_wandb.runs.record import Record
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb
+    from tests.conftest import FakeRun, FakeWandb, Limit
 
 
 def dead(*_: Any, **__: Any) -> None:
@@ -119,8 +119,8 @@ def test_an_unreadable_file_duplicates_rows_rather_than_lose_them(
     assert stand.second.rows == [{"loss": 1.0}, {"loss": 2.0}]
 
 
-def test_rows_that_are_old_are_on_disk(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_UNSAFE", -1.0)
+def test_rows_that_are_old_are_on_disk(stand: Stand, limit: Limit) -> None:
+    limit(record, _UNSAFE=-1.0)
     stand.record.log({"loss": 1.0})
     stand.kill()
     stand.record.log({"loss": 2.0})

@@ -16,7 +16,7 @@ from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
+    from tests.conftest import FakeWandb, Limit
 
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -107,8 +107,8 @@ def test_an_open_row_has_the_time_of_its_last_call(monkeypatch: pytest.MonkeyPat
     assert [row.get("_timestamp") for row, _ in calls] == [20.0, None]  # a row that is written at once needs none
 
 
-def test_a_thread_waits_for_another_only_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_LONGEST_TURN", 0.05)
+def test_a_thread_waits_for_another_only_for_a_limited_time(limit: Limit) -> None:
+    limit(writer, _LONGEST_TURN=0.05)
     goes_on, is_in, run = threading.Event(), threading.Event(), Recorder()
     log = run.log
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dist_wandb.job.model import Topology
 from dist_wandb.settings import plan
 from dist_wandb.settings.plan import plan_run, too_large
+
+if TYPE_CHECKING:
+    from tests.conftest import Limit
 
 Job = Callable[..., list[Any]]
 
@@ -71,8 +74,10 @@ def test_thousands_of_runs_warn(run_mode: str, rank_scope: str, runs: str) -> No
     assert found.endswith('Use run_mode="auto" with rank_scope="global": one run, with the metrics of all ranks.')
 
 
-def test_one_rank_warns_before_the_runs_are_opened(job: Job, fake_wandb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MOST_WRITERS", 1)
+def test_one_rank_warns_before_the_runs_are_opened(
+    job: Job, fake_wandb: Any, monkeypatch: pytest.MonkeyPatch, limit: Limit
+) -> None:
+    limit(plan, MOST_WRITERS=1)
     seen: list[tuple[str, int]] = []
     monkeypatch.setattr(
         "dist_wandb.session.opener.warn", lambda message, _: seen.append((message, len(fake_wandb.runs)))

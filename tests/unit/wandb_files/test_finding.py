@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,9 @@ from stored import find_runs
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import finding
 from dist_wandb.wandb_files.finding import natural_order
+
+if TYPE_CHECKING:
+    from tests.conftest import Limit
 
 
 def touch(path: Path) -> Path:
@@ -81,13 +85,13 @@ def test_a_directory_that_cannot_be_searched_is_reported(tmp_path: Path, monkeyp
     assert [str(error) for error in reported] == [f"{closed}: cannot be searched: Permission denied."]
 
 
-def test_the_search_of_an_endless_tree_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_an_endless_tree_ends(tmp_path: Path, limit: Limit) -> None:
     run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
     touch(tmp_path / "/".join("d" * 70) / "offline-run-1-b/run-b.wandb")
     reported: list[ReadError] = []
     assert find_runs(tmp_path, report=reported.append) == [run]
     assert [str(error).rpartition(":")[2] for error in reported] == [f" is more than 64 levels below {tmp_path}."]
-    monkeypatch.setattr(finding, "_MOST_ENTRIES", 10)
+    limit(finding, _MOST_ENTRIES=10)
     reported.clear()
     assert find_runs(tmp_path, report=reported.append) == [run]
     assert "only 10 entries are searched" in str(reported[0])

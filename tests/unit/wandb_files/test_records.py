@@ -9,7 +9,7 @@ import random
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import wandb
@@ -19,6 +19,9 @@ from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import records
 from dist_wandb.wandb_files.record_file import field_of
 from dist_wandb.wandb_files.records import PAUSE, read_records
+
+if TYPE_CHECKING:
+    from tests.conftest import Limit
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 READER = Path(wandb.__file__).parent / "bin" / "wandb-core"
@@ -268,10 +271,8 @@ def test_a_damaged_file_is_read_as_far_as_the_reader_does(tmp_path: Path, what: 
     assert problems == {"damaged": [damaged], "zeros": []}.get(what, [cut])
 
 
-def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(records, "_LARGEST_RECORD", 100_000)
+def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(tmp_path: Path, limit: Limit) -> None:
+    limit(records, _LARGEST_RECORD=100_000)
     deep = b"[" * 100 + b"]" * 100
     path = file_of(tmp_path, [row(0), row(1, {"x": deep}), row(2, {"x": "x" * 100_000}), row(3)])
     rows, problems = rows_of(path)
@@ -282,8 +283,8 @@ def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(
     ]
 
 
-def test_names_without_number_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_MOST_NAMES", 5)
+def test_names_without_number_take_no_memory(tmp_path: Path, limit: Limit) -> None:
+    limit(records, _MOST_NAMES=5)
     rows = [row(step, {f"name{step % 20}": step}) for step in range(100)]
     assert len(both_ways(file_of(tmp_path, rows))) == 100
 
