@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-import importlib.util
 import logging
 import math
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -199,7 +199,7 @@ def test_invalid_tables_and_images_are_refused_at_once(log: Callable[[], Any], m
 
 
 def test_images_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ConfigurationError, match="pip install pillow"):
         gathered([np.zeros((2, 2))])
     assert sent(gathered([])).items == []
