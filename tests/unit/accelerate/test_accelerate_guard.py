@@ -17,7 +17,6 @@ from accelerate.tracking import GeneralTracker
 from accelerate_state import QUICK, Recorder, accelerator_with, look_like, quick
 
 from dist_wandb import DistWandbTracker, get_run
-from dist_wandb.accelerate import wrapping
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.timed_caller import settle
@@ -39,11 +38,11 @@ def off_main(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noq
 
 
 @pytest.fixture
-def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def unwrapped(fresh_state: None) -> None:  # noqa: ARG001  # must run first
     """Restore `Accelerator` to its state before dist_wandb was imported, for one test."""
     for name in WRAPPED:
-        monkeypatch.setattr(Accelerator, name, getattr(Accelerator, name).__wrapped__)
-    monkeypatch.delattr(Accelerator, wrapping._MARK)
+        setattr(Accelerator, name, getattr(Accelerator, name).__wrapped__)
+    delattr(Accelerator, "__wrapped_by_dist_wandb__")
 
 
 # --- the wrapping -----------------------------------------------------------------------------------------------------
@@ -65,12 +64,12 @@ def test_the_first_tracker_wraps_and_further_ones_and_those_with_wrap_false_do_n
 @pytest.mark.parametrize("name", WRAPPED)
 @pytest.mark.usefixtures("unwrapped")
 def test_a_changed_or_missing_method_is_refused_with_version_and_workaround(
-    fake_wandb: FakeWandb, name: str, is_missing: bool, monkeypatch: pytest.MonkeyPatch
+    fake_wandb: FakeWandb, name: str, is_missing: bool
 ) -> None:
     if is_missing:
-        monkeypatch.delattr(Accelerator, name)
+        delattr(Accelerator, name)
     else:
-        monkeypatch.setattr(Accelerator, name, lambda self, something_new: None)  # noqa: ARG005  # a signature
+        setattr(Accelerator, name, lambda self, something_new: None)  # noqa: ARG005  # a signature
     before = dict(vars(Accelerator))
     with pytest.raises(UnsupportedVersionError) as refused:
         DistWandbTracker()
