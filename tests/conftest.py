@@ -132,6 +132,7 @@ class FakeRun:
         self.defined: list[tuple[str, dict[str, Any]]] = []
         self.alerts: list[tuple[Any, ...]] = []
         self.exit_codes: list[int | None] = []
+        self.done: list[tuple[str, Any]] = []  # other calls, in order
         self._is_finished = False
 
     @property
@@ -152,6 +153,12 @@ class FakeRun:
 
     def alert(self, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
         self.alerts.append((title, text, level, wait_duration))
+
+    def _label(self, code: str) -> None:
+        self.done.append(("label", code))
+
+    def _telemetry_callback(self, message: Any) -> None:
+        """Do nothing: wandb's module calls it at some uses of the run."""
 
     def end_by_wandb(self) -> None:
         """End it as `wandb.finish` does, which the session does not see."""
