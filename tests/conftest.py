@@ -85,11 +85,14 @@ class FakeConfig(wandb.Config):  # type: ignore[misc, name-defined]  # not visib
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__()
         object.__setattr__(self, "sent", [])
+        object.__setattr__(self, "failures", [])  # exceptions that the next attempts to send raise
         super().update(dict(values))
         self._set_callback(self._send)
 
     def _send(self, key: str | None = None, val: Any = None, data: Mapping[str, Any] | None = None) -> None:
         message = json.loads(json.dumps({key: val} if data is None else data))  # raises as wandb does
+        if self.failures:
+            raise self.failures.pop()
         self.sent.append(message)
 
     def __eq__(self, other: object) -> bool:
@@ -200,6 +203,7 @@ class FakeWandb:
         self.sweep: dict[str, Any] = {}  # the values that an agent sets for the next run
         self.defaults: dict[str, Any] = {}  # those of a file `config-defaults.yaml`
         self.sets_globals = False  # as wandb does; not if ranks are threads of one process
+        self.torn_down = 0  # how often wandb's own process was ended
         self._one_at_a_time = threading.Lock()  # ranks may be threads
 
     def init(self, **arguments: Any) -> FakeRun:
@@ -215,6 +219,9 @@ class FakeWandb:
                 module: Any = wandb
                 module.run, module.log, module.define_metric = run, run.log, run.define_metric
             return run
+
+    def teardown(self, exit_code: int | None = None) -> None:  # noqa: ARG002  # as wandb's
+        self.torn_down += 1
 
     def setup(self) -> SimpleNamespace:
         return SimpleNamespace(settings=wandb.Settings(mode=self.stored_mode, init_timeout=90.0))  # type: ignore[arg-type]
@@ -333,7 +340,7 @@ def fake_wandb(
         return fake.init(**arguments)
 
     module: Any = wandb
-    module.init, module.setup = init, fake.setup
+    module.init, module.setup, module.teardown = init, fake.setup, fake.teardown
     module.log = module.define_metric = _before_init
     for room, name, value in _OF_RANKS_AS_THREADS:
         monkeypatch.setattr(room, name, value)

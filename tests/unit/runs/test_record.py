@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from record_files import content_of, header, of_json
 
 import dist_wandb
-from dist_wandb.errors import ReadError, UnavailableError
+from dist_wandb.errors import UnavailableError
 from dist_wandb.runs import record, wandb_private
 from dist_wandb.runs.record import Record
 
@@ -25,18 +26,13 @@ def dead(*_: Any, **__: Any) -> None:
 
 
 class Stand:
-    """A record over two fake runs; the first one dies, and its file has the rows of `on_disk`."""
+    """A record over two fake runs; the first one dies."""
 
-    def __init__(self, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, fake: FakeWandb) -> None:
         self.lost: FakeRun = fake.init(id="exp")
         self.lost.config.update({"lr": 0.1})
         self.config: Mapping[str, Any] = {}
-        self.cleared = 0
-        self.on_disk: list[dict[str, Any]] = []
         self.fake = fake
-        (Path(self.lost.dir).parent / "run-exp.wandb").touch()
-        monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", self._last_rows)
-        monkeypatch.setattr(wandb_private, "tear_down_service", self._clear_away)
         self.reopen: Callable[..., Any] = self.open_second
         self.record = Record(self.lost, 0, self._replacement)  # type: ignore[arg-type]
 
@@ -48,15 +44,11 @@ class Stand:
     def second(self) -> FakeRun:
         return self.fake.runs[1]
 
-    def kill(self) -> None:
+    def kill(self, *on_disk: dict[str, Any]) -> None:
+        """Kill wandb's process, which has written some rows."""
+        rows = [of_json({"type": "history", "history": {"item": row}}) for row in on_disk]
+        (Path(self.lost.dir).parent / "run-exp.wandb").write_bytes(content_of([header(), *rows]))
         self.lost.log = self.lost.finish = dead  # type: ignore[method-assign]
-
-    def _last_rows(self, path: Path, *, last: int) -> list[dict[str, Any]]:
-        assert path.name == "run-exp.wandb"
-        return self.on_disk[-last:]
-
-    def _clear_away(self) -> None:
-        self.cleared += 1
 
     def _replacement(self, *given: Any) -> Any:
         return self.reopen(*given)
@@ -67,8 +59,8 @@ class Stand:
 
 
 @pytest.fixture
-def stand(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Stand:
-    return Stand(fake_wandb, monkeypatch)
+def stand(fake_wandb: FakeWandb) -> Stand:
+    return Stand(fake_wandb)
 
 
 def test_after_wandbs_process_dies_rows_continue_where_the_file_ends(
@@ -76,20 +68,18 @@ def test_after_wandbs_process_dies_rows_continue_where_the_file_ends(
 ) -> None:
     for step in range(5):
         stand.record.log({"loss": step / 2, "global_step": step, "text": "a"})
-    stand.on_disk = [{"loss": step / 2, "global_step": float(step), "_step": step} for step in range(3)]
-    stand.kill()
+    stand.kill(*({"loss": step / 2, "global_step": float(step), "_step": step} for step in range(3)))
     stand.record.log({"loss": 2.5, "global_step": 5})
     assert [row["global_step"] for row in stand.second.rows] == [3, 4, 5]
     assert stand.run is stand.second
     assert stand.config == {"lr": 0.1}
-    assert stand.cleared == 1
+    assert stand.fake.torn_down == 1
     assert "Lost wandb's own process on rank 0" in caplog.text
 
 
 def test_rows_with_numpy_values_or_nan_are_not_duplicated(stand: Stand) -> None:
     stand.record.log({"loss": float("nan"), "lr": np.float32(0.1), "acc": torch.tensor(0.25)})
-    stand.on_disk = [{"loss": float("nan"), "lr": float(np.float32(0.1)), "acc": 0.25}]
-    stand.kill()
+    stand.kill({"loss": "NaN", "lr": float(np.float32(0.1)), "acc": 0.25})
     stand.record.log({"loss": 1.0})
     assert stand.second.rows == [{"loss": 1.0}]
 
@@ -99,22 +89,16 @@ def test_a_row_of_several_parts_is_written_again_as_a_whole_or_not_at_all(stand:
         stand.record.log({"image": "a file", "step": step}, commit=False)
         stand.record.log({"loss": step / 2})
     stand.record.log({"image": "a file", "step": 3}, commit=False)
-    stand.on_disk = [{"loss": 0.0, "step": 0}]
-    stand.kill()
+    stand.kill({"loss": 0.0, "step": 0})
     stand.record.log({"loss": 1.5})
     rows = [{"image": "a file", "step": step, "loss": step / 2} for step in (1, 2, 3)]
     assert stand.second.rows == rows
 
 
-def test_an_unreadable_file_duplicates_rows_rather_than_lose_them(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreadable(*_: Any, **__: Any) -> Any:
-        raise ReadError("damaged")
-
-    monkeypatch.setattr("dist_wandb.wandb_files.reading.read_history", unreadable)
+def test_an_unreadable_file_duplicates_rows_rather_than_lose_them(stand: Stand) -> None:
     stand.record.log({"loss": 1.0})
     stand.kill()
+    (Path(stand.lost.dir).parent / "run-exp.wandb").write_bytes(b"no file of W&B")
     stand.record.log({"loss": 2.0})
     assert stand.second.rows == [{"loss": 1.0}, {"loss": 2.0}]
 
@@ -161,15 +145,13 @@ def test_if_the_replacement_cannot_be_opened_training_continues(stand: Stand, ca
     assert "rank 0 cannot write it there: disk full. Further rows are dropped." in caplog.text
 
 
-def test_two_runs_of_a_process_replace_wandbs_process_once(
-    stand: Stand, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = Stand(fake_wandb, monkeypatch)
+def test_two_runs_of_a_process_replace_wandbs_process_once(stand: Stand, fake_wandb: FakeWandb) -> None:
+    other = Stand(fake_wandb)
     stand.kill()
     other.kill()
     stand.record.log({"loss": 1.0})
     other.record.log({"loss": 1.0})
-    assert stand.cleared + other.cleared == 1
+    assert fake_wandb.torn_down == 1
 
 
 def test_a_process_that_writes_only_a_lost_run_is_not_torn_down(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,11 +159,10 @@ def test_a_process_that_writes_only_a_lost_run_is_not_torn_down(stand: Stand, mo
     stand.kill()
     stand.record.log({"loss": 1.0})
     assert stand.second.rows == [{"loss": 1.0}]
-    assert stand.cleared == 0
+    assert stand.fake.torn_down == 0
 
 
-def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_private, "tear_down_service", lambda: None)
+def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init("digits", config={"lr": 0.1})
     session.config.update({"epochs": 3})
     fake_wandb.runs[0].log = dead  # type: ignore[method-assign]
@@ -198,13 +179,11 @@ def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb, mon
     assert fake_wandb.runs[1].exit_codes == [None]
 
 
-def test_a_change_of_the_config_detects_the_loss_too(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_private, "tear_down_service", lambda: None)
+def test_a_change_of_the_config_detects_the_loss_too(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init("digits", config={"lr": 0.1})
     lost: Any = fake_wandb.runs[0]
     lost.log = dead
-    kind: Any = type(lost.config).__mro__[2]
-    monkeypatch.setattr(kind, "update", _dies_once(kind.update))
+    lost.config.failures.append(ConnectionResetError(104, "Connection reset by peer"))
     session.config.update({"epochs": 3})
     run: Any = session.run
     assert run is fake_wandb.runs[1]
@@ -239,7 +218,7 @@ def test_an_error_about_one_row_does_not_replace_the_run(stand: Stand, error: Ex
     stand.record.log({"loss": 3.0})
     assert stand.run is stand.lost
     assert [row["loss"] for row in stand.lost.rows if row] == [1.0, 3.0]
-    assert stand.cleared == 0
+    assert stand.fake.torn_down == 0
     assert stand.record.finish(0) is None
 
 
@@ -316,15 +295,3 @@ def test_a_signal_handler_may_log_while_the_run_is_replaced(stand: Stand) -> Non
     assert not thread.is_alive()
     assert interrupted.is_set()
     assert sorted(row["loss"] for row in stand.second.rows) == [1.0, 2.0]
-
-
-def _dies_once(update: Any) -> Any:
-    died: list[bool] = []
-
-    def dying(*args: Any, **kwargs: Any) -> Any:
-        if not died:
-            died.append(True)
-            dead()
-        return update(*args, **kwargs)
-
-    return dying

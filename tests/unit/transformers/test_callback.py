@@ -70,9 +70,9 @@ def used(callback: DistWandbCallback | WandbCallback, whole: FakeWandb, out: Pat
     for row in run.rows:
         for name in row.keys() - {"train/global_step"}:
             names.setdefault(name, []).append(row.get("train/global_step", 2))
-    done, kept = list(run.done), dict(run.config)  # type: ignore[attr-defined]
+    done, kept = list(run.done), dict(run.config)
     kept.pop("logging_dir", None)  # in transformers 4, contains the time
-    run.done.clear()  # type: ignore[attr-defined]
+    run.done.clear()
     opened = {name: whole.arguments[before].get(name) for name in ("project", "name", "group")}
     return {"opened": opened, "names": names, "summary": set(run.summary), "config": kept, "done": done}
 
@@ -238,11 +238,11 @@ def test_the_second_rank_has_its_own_run_and_uploads_no_model(
     trainer.state.is_world_process_zero = False
     callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
     callback.on_log(trainer.args, trainer.state, trainer.control, logs={"loss": 0.5, "train_loss": 0.4})
-    before = list(whole_run.runs[0].done)  # type: ignore[attr-defined]
+    before = list(whole_run.runs[0].done)
     callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
     assert callback.run is not None
     assert str(callback.run.id).endswith("-rank-1")
-    assert whole_run.runs[0].done == before  # type: ignore[attr-defined]
+    assert whole_run.runs[0].done == before
     assert dict(whole_run.runs[0].config)["hidden_size"] == 8
     assert whole_run.runs[0].summary == {"train_loss": 0.4}
     callback.session.finish()  # type: ignore[union-attr]
