@@ -214,7 +214,7 @@ def test_sigterm_is_handled_only_for_runs_of_several_ranks_in_fabric(
     _ = logger.experiment
     module = BoringModel()
     if not in_fabric:
-        module._trainer = SimpleNamespace(callbacks=[])  # type: ignore[assignment]
+        module.trainer = SimpleNamespace(callbacks=[])  # type: ignore[assignment]
         logger.log_graph(module)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a Trainer that starts now finds no handler
     logger.log_metrics({"loss": 1.0}, 0)

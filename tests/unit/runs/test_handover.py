@@ -26,7 +26,7 @@ class Run:
     """A run that leaves out its config, as wandb's does."""
 
     def __init__(self) -> None:
-        self.config: Any = Config()
+        self.config: Any = Config()  # type: ignore[no-untyped-call]
 
     def __reduce__(self) -> tuple[type[Run], tuple[()]]:
         return Run, ()
