@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,18 +24,17 @@ import torch.distributed as dist
 import wandb
 import warm
 from hypothesis import HealthCheck, settings
+from new_process import begin_new_process
 from units import live_exchanges
 from wandb_server import WandbServer
 
 from dist_wandb.exchange import interface, turns
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.job import job_identity, leftovers
+from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Notices
-from dist_wandb.runs import current_server, interception, null_run
 from dist_wandb.runs.run_metadata import chosen_config
-from dist_wandb.session import api, inherited_rank, job_description, opener, registry, remote_session, restart
+from dist_wandb.session import inherited_rank, opener
 from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls import watcher
@@ -291,18 +289,6 @@ def parts(bare_environment: None, fake_wandb: FakeWandb, monkeypatch: pytest.Mon
     return found
 
 
-# What this package keeps for a process, and what it is in a new one.
-_OF_A_PROCESS: tuple[tuple[Any, str, Callable[[], object]], ...] = (
-    *((room, "_notices", Notices) for room in (api, current_server, null_run, remote_session, restart)),
-    (inherited_rank, "_announced", list),
-    (interception, "_values", list),
-    (job_description, "_behind", set),
-    (job_description, "_opened", Counter),
-    (leftovers, "_leftovers", list),
-    (registry, "_sessions", list),
-    (registry.history, "has_begun", bool),
-    (restart, "_started", Counter),
-)
 _OF_RANKS_AS_THREADS: tuple[tuple[Any, str, object], ...] = (
     (inherited_rank, "announce", lambda: None),  # the process that they are starts jobs
     (interface, "LAST_WRITES", 20.0),  # a thread may be delayed, also at its end
@@ -314,8 +300,7 @@ _OF_RANKS_AS_THREADS: tuple[tuple[Any, str, object], ...] = (
 @pytest.fixture
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin as in a new process, in which wandb has no run; wandb's module is afterwards what it was before."""
-    for room, name, new in _OF_A_PROCESS:
-        monkeypatch.setattr(room, name, new())
+    begin_new_process(monkeypatch)
     module: Any = wandb
     before = dict(vars(module))
     module.run = None
