@@ -387,13 +387,23 @@ def test_a_directory_that_cannot_be_searched_is_reported_and_the_others_are_show
     assert "good" in out
 
 
-def test_an_interrupt_ends_reading(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "dist-wandb: interrupted."),
+        (ReadError("a\x1b]0;title\x07b\x9b2J\u202ec"), 1, "dist-wandb: a\\x1b]0;title\\x07b\\x9b2J\\u202ec\n"),
+    ],
+    ids=["interrupt", "control sequences"],
+)
+def test_what_ends_reading_is_printed_without_control_sequences(
+    error: BaseException, code: int, message: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object, **__: object) -> NoReturn:
+        raise error
 
-    monkeypatch.setattr(show, "runs_below", interrupted)
-    assert main(["show", str(tmp_path)]) == 130
-    assert "interrupted" in capsys.readouterr().err
+    monkeypatch.setattr(show, "runs_below", end)
+    assert main(["show", "."]) == code
+    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -484,12 +494,3 @@ def test_show_marks_uploaded_runs(write_run: WriteRun, capsys: Capture) -> None:
     assert "● sent\n  finished · 1 row · uploaded\n" in out
     found = json.loads(shown(capsys, directory, "--json"))
     assert {run["run_id"]: run["uploaded"] for run in found["runs"]} == {"kept": False, "sent": True}
-
-
-def test_an_error_escapes_control_sequences(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    def fail(*_: object, **__: object) -> NoReturn:
-        raise ReadError("a\x1b]0;title\x07b\x9b2J\u202ec")
-
-    monkeypatch.setattr(show, "runs_below", fail)
-    assert main(["show", "."]) == 1
-    assert capsys.readouterr().err == "dist-wandb: a\\x1b]0;title\\x07b\\x9b2J\\u202ec\n"

@@ -237,7 +237,7 @@ def become_further_process(
     begin_script()
 
     def become() -> None:
-        begin_script(as_child=True)
+        begin_script(parent=os.getpid())
         monkeypatch.setattr(rank_zero_only, "rank", 1)
 
     return become

@@ -173,7 +173,7 @@ def test_a_logger_that_may_continue_knows_the_id_before_the_ranks_are_known(
     leave_note("earlier")
     DistWandbLogger(project="digits", run_mode="new", resume="auto")
     leave_note("another one")
-    fresh_process(as_child=True)
+    fresh_process(parent=os.getpid())
     assert DistWandbLogger(project="digits", run_mode="new", resume="auto").version == "earlier"
 
 

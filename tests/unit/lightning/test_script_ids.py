@@ -14,7 +14,7 @@ from strangers import give_away
 
 from dist_wandb.lightning.launching import ScriptIds
 
-Child = Callable[[], ScriptIds]
+Child = Callable[..., ScriptIds]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,11 @@ def place(begin_script: Callable[..., Path]) -> Path:
 @pytest.fixture
 def child(begin_script: Callable[..., Path]) -> Child:
     """Make this process look like its own child that Lightning has started for local rank 1."""
-    return lambda: ScriptIds(begin_script(as_child=True))
+
+    def be(parent: int | None = None) -> ScriptIds:
+        return ScriptIds(begin_script(parent or os.getpid()))
+
+    return be
 
 
 def file_in(directory: Path) -> Path:
@@ -92,7 +96,7 @@ def test_a_file_that_is_not_the_parents_or_damaged_is_ignored(
     if content == "of another user":
         give_away(file_in(place), monkeypatch)
     elif content == "of a stranger":
-        monkeypatch.setattr(os, "getppid", lambda: os.getpid() + 1)
+        twin = child(os.getpid() + 1)
     else:
         file_in(place).write_text(content)
     assert twin.next_id("own") == (0, "own")

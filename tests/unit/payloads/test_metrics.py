@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import (
     CatMetric,
@@ -348,12 +349,15 @@ def test_merging_never_synchronises_through_torchmetrics(monkeypatch: pytest.Mon
         raise AssertionError("torchmetrics synchronises")
 
     monkeypatch.setattr(Metric, "_sync_dist", fail)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     fail.__module__ = "torchmetrics.metric"
-    for make, data in [*CASES.values(), (lambda: MinMaxMetric(MeanMetric()), numbers)]:
-        merged(ranks_of(make, data, (1, 1)))
-    with pytest.raises(AssertionError):
-        ranks_of(MeanMetric, numbers, (1,))[0].compute()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for make, data in [*CASES.values(), (lambda: MinMaxMetric(MeanMetric()), numbers)]:
+            merged(ranks_of(make, data, (1, 1)))
+        with pytest.raises(AssertionError):
+            ranks_of(MeanMetric, numbers, (1,))[0].compute()
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
