@@ -303,12 +303,6 @@ def test_a_lightning_cli_knows_all_arguments_and_reads_its_printed_config(
     assert chosen == options_of(second)
 
 
-def test_an_unknown_mode_is_refused_by_a_lightning_cli(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        logger_of("--trainer.logger=dist_wandb.DistWandbLogger", "--trainer.logger.run_mode=share")
-    assert "run_mode" in capsys.readouterr().err
-
-
 # --- order of imports -------------------------------------------------------------------------------------------------
 
 
