@@ -260,6 +260,7 @@ def test_the_plan_of_a_mesh_counts_the_replicas_of_the_primary(capsys: Capture) 
         (["--mesh", "dp=2,tp=2", "--unit", "pp"], "The mesh has no dimension 'pp'. Its dimensions are 'dp', 'tp'."),
         (["--unit", "dp"], "Give --mesh, such as dp=4,tp=2"),
         (["--layout", "4", "--primary-rank", "4"], "primary_rank=4 is not a rank of this job of 4"),
+        (["--layout", "4", "--primary-rank", "-5"], "primary_rank=-5 is not a rank of this job of 4"),
     ],
 )
 def test_arguments_that_cannot_be_planned_are_refused(arguments: list[str], message: str, capsys: Capture) -> None:
@@ -271,8 +272,19 @@ def test_arguments_that_cannot_be_planned_are_refused(arguments: list[str], mess
     [
         (["--layout", "2"], ["t7", None], ""),
         (["--layout", "2", "--run-mode", "shared"], ["t7", "t7"], ""),
-        (["--layout", "2", "--run-mode", "new"], ["t7", "t7-rank-1"], "the run 't7' of rank 0"),
-        (["--nodes", "2", "--rank-scope", "worker"], ["t7", "t7-worker-1"], "the run 't7' of node 0"),
+        (["--layout", "2", "--rank-scope", "worker"], ["t7", None], ""),
+        (["--layout", "2", "--run-mode", "new"], ["t7", "t7-rank-1"], "of rank 0. The runs of the other ranks"),
+        (
+            ["--layout", "2", "--run-mode", "new", "--rank-scope", "worker"],
+            ["t7", "t7-rank-1"],
+            "in its group 't7', but",
+        ),
+        (["--nodes", "2", "--rank-scope", "worker"], ["t7", "t7-worker-1"], "the run 't7' of node 0. The runs of the"),
+        (
+            ["--nodes", "2", "--run-mode", "new", "--rank-scope", "worker"],
+            ["t7", "t7-worker-1-rank-0"],
+            "and the trial's values, but are not part",
+        ),
     ],
 )
 def test_the_plan_of_a_trial_has_the_id_from_the_agent(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offline_runs import refuse_to_scan
 from stored import find_runs
 
 from dist_wandb.errors import ReadError
@@ -73,16 +72,6 @@ def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
     assert sorted((f"rank-{rank}/loss" for rank in ranks), key=natural_order) == [
         f"rank-{rank}/loss" for rank in sorted(ranks)
     ]
-
-
-def test_a_directory_that_cannot_be_searched_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
-    closed = tmp_path / "closed"
-    touch(closed / "offline-run-1-b/run-b.wandb")
-    refuse_to_scan(closed, monkeypatch)
-    reported: list[ReadError] = []
-    assert find_runs(tmp_path, report=reported.append) == [run]
-    assert [str(error) for error in reported] == [f"{closed}: cannot be searched: Permission denied."]
 
 
 def test_the_search_of_an_endless_tree_ends(tmp_path: Path, limit: Limit) -> None:
