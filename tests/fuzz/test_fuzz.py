@@ -12,7 +12,6 @@ import fuzzing
 import pytest
 from fuzz_targets import TARGETS, named
 from fuzzing import FINDINGS, FindingError, Target, fuzz, judging, keep
-from fuzzing import judge as judge_here
 
 if TYPE_CHECKING:
     from tests.conftest import Limit
@@ -77,16 +76,3 @@ def test_a_slow_input_is_a_finding(name: str, message: str, limit: Limit) -> Non
     limit(fuzzing, _SILENT=2.0)
     with judging(planted(name)) as judge, pytest.raises(FindingError, match=message):
         judge(b"[[")
-
-
-@pytest.mark.usefixtures("_quick_clock")
-def test_an_input_that_is_slow_only_once_is_not_a_finding() -> None:
-    seconds = [1.5, 0.0]
-
-    def read(_: bytes) -> None:
-        until = time.thread_time() + seconds.pop(0)
-        while time.thread_time() < until:
-            pass
-
-    judge_here(Target("collects-garbage", read, list), b"[[")
-    assert not seconds

@@ -215,13 +215,6 @@ def test_as_a_replacement_the_tracker_works_with_arguments_for_wandb(
     assert not get_run()
 
 
-def test_a_tracker_that_is_started_and_finished_twice_has_one_run(fake_wandb: FakeWandb) -> None:
-    tracker = DistWandbTracker("digits")
-    for call in (tracker.start, tracker.start, tracker.finish, tracker.finish):
-        call()
-    assert [run.exit_codes for run in fake_wandb.runs] == [[None]]
-
-
 USES: list[Callable[[DistWandbTracker], object]] = [
     lambda tracker: tracker.session,
     lambda tracker: tracker.tracker,
