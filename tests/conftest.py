@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType, ModuleType, SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import oldest
@@ -24,6 +24,7 @@ import torch.distributed as dist
 import wandb
 import warm
 from hypothesis import HealthCheck, settings
+from limits import Limit, set_limits
 from new_process import begin_new_process
 from units import live_exchanges
 from wandb_server import WandbServer
@@ -42,7 +43,6 @@ from dist_wandb.settings.options import Limits, Options
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 Job = Callable[..., list[Session]]
-Limit = Callable[..., None]
 
 collect_ignore = ["e2e/test_trl.py"] if sys.version_info < (3, 11) else []  # trl 1.16 needs 3.11
 
@@ -244,13 +244,7 @@ class ImpatientGroup(gloo.GlooGroup):
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
     """Set limits and times, constants of a module, for one test: ``limit(reading, MOST_VALUES=8)``."""
-
-    def set_them(room: ModuleType, **limits: float) -> None:
-        for name, value in limits.items():
-            assert isinstance(vars(room)[name], int | float)
-            monkeypatch.setattr(room, name, value)
-
-    return set_them
+    return functools.partial(set_limits, monkeypatch)
 
 
 @pytest.fixture

@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import fuzz_planted
 import fuzzing
 import pytest
 from fuzz_targets import TARGETS, named
 from fuzzing import FINDINGS, FindingError, Target, fuzz, judging, keep
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
+from limits import Limit
 
 _FOUND = sorted(FINDINGS.glob("*/*.bin"))
 

@@ -13,17 +13,15 @@ import zipfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from limits import Limit
 
 from dist_wandb.errors import ReadError
 from dist_wandb.lightning import checkpoints
 from dist_wandb.lightning.checkpoints import plain_content
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
 
 MIB = 2**20
 

@@ -9,9 +9,10 @@ import sys
 from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from limits import Limit
 from record_files import Record, end, header, new_record, row, run, write_run
 from shared_runs import write_rank
 
@@ -20,9 +21,6 @@ from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadErro
 from dist_wandb.reading import runs as reading
 from dist_wandb.reading.selection import by_rank
 from dist_wandb.wandb_files.reading import history_of, joined
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import wandb
+from limits import Limit
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, UnavailableError
@@ -20,7 +21,7 @@ from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb, Job, Limit, OnRanks
+    from tests.conftest import FakeRun, FakeWandb, Job, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 DEAD = wandb.errors.CommError("Timed out\ninitializing run")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from limits import Limit
 from record_files import content_of, header, of_json
 
 import dist_wandb
@@ -18,7 +19,7 @@ from dist_wandb.runs import record, wandb_private
 from dist_wandb.runs.record import Record
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb, Limit
+    from tests.conftest import FakeRun, FakeWandb
 
 
 def dead(*_: Any, **__: Any) -> None:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from limits import Limit
 from opened_runs import FIRST, SECOND, opened
 
 from dist_wandb.job.model import Topology
@@ -16,7 +17,7 @@ from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Limit
+    from tests.conftest import FakeWandb
 
 
 pytestmark = pytest.mark.usefixtures("bare_environment")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from limits import Limit
 
 from dist_wandb.job.model import Topology
 from dist_wandb.settings import plan
 from dist_wandb.settings.plan import plan_run, too_large
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
 
 Job = Callable[..., list[Any]]
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import Limit
 from stored import find_runs
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import finding
 from dist_wandb.wandb_files.finding import natural_order
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
 
 
 def touch(path: Path) -> Path:

@@ -7,11 +7,12 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import Limit
 from offline_runs import sidecar_record
 from record_files import content_of, of_json
 from stored import find_runs
@@ -21,9 +22,6 @@ from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.reading import largest_step, read_files, read_history, read_run
 from dist_wandb.wandb_files.sidecar import read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
 
 WriteRun = Callable[..., Path]
 

@@ -6,19 +6,16 @@ import random
 import time
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import Limit
 from record_files import BLOCK, framed
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import record_file
 from dist_wandb.wandb_files.record_file import NOTHING, Lines, copy_without, records_of
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
 
 HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT, ENVIRONMENT = 2, 3, 7, 13, 18, 26
 

@@ -9,19 +9,17 @@ import random
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import wandb
+from limits import Limit
 from record_files import Record, content_of, end, framed, header, new_record, of_json, row, run, serialised
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import records
 from dist_wandb.wandb_files.record_file import field_of
 from dist_wandb.wandb_files.records import PAUSE, read_records
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 READER = Path(wandb.__file__).parent / "bin" / "wandb-core"

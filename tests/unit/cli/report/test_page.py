@@ -8,16 +8,13 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from limits import Limit
 
 from dist_wandb.cli.report import page
 from dist_wandb.cli.report.page import Chart, Line, Report, Run, json_of, page_of
 from dist_wandb.errors import ReadError
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
 
 EVIL = "</script><!--<img src=x onerror=alert(1)>\u2028&amp;"
 RUN = Run(

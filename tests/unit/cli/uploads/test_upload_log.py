@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from limits import Limit
 
 from dist_wandb.cli.uploads.state import Sent, read_attempt, read_log
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import debug_log
 from dist_wandb.wandb_files.record_file import NOTHING, Lines
-
-if TYPE_CHECKING:
-    from tests.conftest import Limit
 
 STREAM = "http://server/files/team/digits/exp/file_stream"
 CONFIRMED: dict[str, Any] = {"level": "INFO", "msg": "filestream: request sent", "status": "200 OK"}
