@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,18 +24,18 @@ import torch.distributed as dist
 import wandb
 import warm
 from hypothesis import HealthCheck, settings
+from limits import Limit, set_limits
+from new_process import begin_new_process
 from units import live_exchanges
 from wandb_server import WandbServer
 
 from dist_wandb.exchange import interface, turns
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.job import job_identity, leftovers
+from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Notices
-from dist_wandb.runs import interception
 from dist_wandb.runs.run_metadata import chosen_config
-from dist_wandb.session import inherited_rank, job_description, opener, registry, restart
+from dist_wandb.session import inherited_rank, opener
 from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls import watcher
@@ -84,11 +83,14 @@ class FakeConfig(wandb.Config):  # type: ignore[misc, name-defined]  # not visib
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__()
         object.__setattr__(self, "sent", [])
+        object.__setattr__(self, "failures", [])  # exceptions that the next attempts to send raise
         super().update(dict(values))
         self._set_callback(self._send)
 
     def _send(self, key: str | None = None, val: Any = None, data: Mapping[str, Any] | None = None) -> None:
         message = json.loads(json.dumps({key: val} if data is None else data))  # raises as wandb does
+        if self.failures:
+            raise self.failures.pop()
         self.sent.append(message)
 
     def __eq__(self, other: object) -> bool:
@@ -131,6 +133,7 @@ class FakeRun:
         self.defined: list[tuple[str, dict[str, Any]]] = []
         self.alerts: list[tuple[Any, ...]] = []
         self.exit_codes: list[int | None] = []
+        self.done: list[tuple[str, Any]] = []  # other calls, in order
         self._is_finished = False
 
     @property
@@ -151,6 +154,12 @@ class FakeRun:
 
     def alert(self, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
         self.alerts.append((title, text, level, wait_duration))
+
+    def _label(self, code: str) -> None:
+        self.done.append(("label", code))
+
+    def _telemetry_callback(self, message: Any) -> None:
+        """Do nothing: wandb's module calls it at some uses of the run."""
 
     def end_by_wandb(self) -> None:
         """End it as `wandb.finish` does, which the session does not see."""
@@ -192,6 +201,7 @@ class FakeWandb:
         self.sweep: dict[str, Any] = {}  # the values that an agent sets for the next run
         self.defaults: dict[str, Any] = {}  # those of a file `config-defaults.yaml`
         self.sets_globals = False  # as wandb does; not if ranks are threads of one process
+        self.torn_down = 0  # how often wandb's own process was ended
         self._one_at_a_time = threading.Lock()  # ranks may be threads
 
     def init(self, **arguments: Any) -> FakeRun:
@@ -207,6 +217,9 @@ class FakeWandb:
                 module: Any = wandb
                 module.run, module.log, module.define_metric = run, run.log, run.define_metric
             return run
+
+    def teardown(self, exit_code: int | None = None) -> None:  # noqa: ARG002  # as wandb's
+        self.torn_down += 1
 
     def setup(self) -> SimpleNamespace:
         return SimpleNamespace(settings=wandb.Settings(mode=self.stored_mode, init_timeout=90.0))  # type: ignore[arg-type]
@@ -226,6 +239,12 @@ class ImpatientGroup(gloo.GlooGroup):
         forming: float = 1.0,
     ) -> None:
         super().__init__(store, rank, size, timeout, is_over, address, min(forming, 1.0))
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    """Set limits and times, constants of a module, for one test: ``limit(reading, MOST_VALUES=8)``."""
+    return functools.partial(set_limits, monkeypatch)
 
 
 @pytest.fixture
@@ -264,9 +283,30 @@ def parts(bare_environment: None, fake_wandb: FakeWandb, monkeypatch: pytest.Mon
     return found
 
 
+_OF_RANKS_AS_THREADS: tuple[tuple[Any, str, object], ...] = (
+    (inherited_rank, "announce", lambda: None),  # the process that they are starts jobs
+    (interface, "LAST_WRITES", 20.0),  # a thread may be delayed, also at its end
+    (turns, "NEW_NAME_HEARTBEATS", 1000),  # rows that ranks log one after the other belong together
+    (watcher, "begin", lambda *_: None),  # they would have one each
+)
+
+
+@pytest.fixture
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Begin as in a new process, in which wandb has no run; wandb's module is afterwards what it was before."""
+    begin_new_process(monkeypatch)
+    module: Any = wandb
+    before = dict(vars(module))
+    module.run = None
+    yield
+    monkeypatch.undo()  # first: a test may have patched wandb's module, too
+    vars(module).update(before)  # also what sessions have set that a test did not finish
+
+
 @pytest.fixture
 def fake_wandb(
     bare_environment: None,  # noqa: ARG001  # used for its effect
+    new_process: None,  # noqa: ARG001  # used for its effect
     ended_exchanges: None,  # noqa: ARG001  # used for its effect
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -278,24 +318,11 @@ def fake_wandb(
     def init(**arguments: Any) -> FakeRun:
         return fake.init(**arguments)
 
-    monkeypatch.setattr(wandb, "init", init)
-    monkeypatch.setattr(wandb, "run", None)
-    for name in ("log", "define_metric"):
-        monkeypatch.setattr(wandb, name, _before_init)
-    for name in (*interception._SERVED, "config", "summary"):  # restored after sessions that a test does not finish
-        monkeypatch.setattr(wandb, name, getattr(wandb, name))
-    monkeypatch.setattr(interception, "_values", [])
-    monkeypatch.setattr(wandb, "setup", fake.setup)
-    monkeypatch.setattr(registry, "_sessions", [])
-    monkeypatch.setattr(inherited_rank, "announce", lambda: None)  # ranks are threads of a process that starts jobs
-    monkeypatch.setattr(job_description, "_opened", Counter())
-    monkeypatch.setattr(job_description, "_behind", set())
-    monkeypatch.setattr(watcher, "begin", lambda *_: None)  # ranks that are threads would have one each
-    monkeypatch.setattr(leftovers, "_leftovers", [])
-    monkeypatch.setattr(restart, "_started", Counter())
-    monkeypatch.setattr(restart, "_notices", Notices())
-    monkeypatch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
-    monkeypatch.setattr(turns, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together
+    module: Any = wandb
+    module.init, module.setup, module.teardown = init, fake.setup, fake.teardown
+    module.log = module.define_metric = _before_init
+    for room, name, value in _OF_RANKS_AS_THREADS:
+        monkeypatch.setattr(room, name, value)
     monkeypatch.chdir(tmp_path)
     return fake
 

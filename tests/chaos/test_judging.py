@@ -263,13 +263,6 @@ def test_a_run_ends_as_failed_only_for_a_reason(warns: bool) -> None:
 # --- where the rules end ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [False, True], ids=["without steps", "with steps"])
-def test_calls_are_one_row_only_at_the_same_step(steps: bool) -> None:
-    evidence = sound(steps=steps)
-    join(evidence.files[0].rows, 6)
-    assert kinds(evidence) == (set() if steps else {"mixed row"})
-
-
 def test_calls_at_the_same_step_with_other_values_of_the_axis_are_two_rows() -> None:
     evidence = sound()
     for one in (*evidence.entries, *evidence.files[0].rows):
@@ -279,30 +272,6 @@ def test_calls_at_the_same_step_with_other_values_of_the_axis_are_two_rows() -> 
     assert kinds(evidence) == set()
     join(evidence.files[0].rows, 6)
     assert kinds(evidence) == {"mixed row"}
-
-
-@pytest.mark.parametrize("name", ["a rank is left out", "a flag"])
-def test_rows_may_lack_a_rank_that_says_that_it_was_left_alone(name: str) -> None:
-    evidence = sound()
-    PLANTED[name][0](evidence)
-    said = "opened its session after the other ranks had ended theirs, so nothing that it logs is combined"
-    evidence.entries.append(warning(0 if name == "a flag" else 1, f"dist_wandb: rank 1 {said}"))
-    assert {"silently wrong", "flag without a fault"}.isdisjoint(kinds(evidence))
-
-
-def test_what_only_a_rank_left_alone_has_logged_may_be_lost() -> None:
-    evidence = sound()
-    del evidence.files[0].rows[0]
-    assert kinds(evidence) == {"lost"}
-    evidence.entries.append(warning(1, "dist_wandb: what rank 1 logged meanwhile is not combined"))
-    assert "lost" not in kinds(evidence)
-
-
-def test_a_marked_row_may_be_corrected_as_a_whole_once() -> None:
-    evidence = sound(faults=(Fault("stop", 1, 3, 9.0),))
-    correct(evidence.files[0].rows, "", **{DEGRADED: 1})
-    verdict = judge(evidence)
-    assert (verdict.violations, verdict.excused) == ([], {"corrected rows": 1})
 
 
 def test_a_call_of_the_axis_alone_has_a_row() -> None:

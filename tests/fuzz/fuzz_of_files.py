@@ -9,10 +9,11 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fuzzing import MIB, Target
@@ -316,9 +317,12 @@ def _read_log(data: bytes) -> None:
     assert all(type(count) is int and count >= 0 for count in counts)
     assert all(isinstance(problem, str) and len(problem) <= 2000 for problem in sent.problems)
     assert len(sent.problems) <= 100
-    for known in (debug_log._NOT_SENT, debug_log._NOT_WRITTEN):
-        for what, why in debug_log._reasons(debug_log.entries(io.BytesIO(data), b'"level":"ERROR'), known).items():
-            assert what in known.values()
+    with TemporaryDirectory() as directory:
+        path = debug_log.log_of(Path(directory))
+        path.parent.mkdir()
+        path.write_bytes(data)
+        for what, why in [*debug_log.untaken(path).items(), *debug_log.unwritten(path, 0.0).items()]:
+            assert what in ("rows and console lines", "name, config and the like", "files", "artifacts", "rows")
             assert len(why) <= 2000
 
 
@@ -406,7 +410,8 @@ def _read_inspection(data: bytes) -> None:
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
     (joined,) = brought_together([run, run])
-    json.dumps(command._json_value(show._run_as_json(joined, ["*"]), str), allow_nan=False)
+    with redirect_stdout(io.StringIO()):
+        command.print_json(show.run_as_json(joined, ["*"]))
     show_cards.card(joined, ["*"], 80)
     show.runs_table([[joined]], None, 80)
 
@@ -424,7 +429,7 @@ TARGETS = (
         "row",
         _read_row,
         _history_rows,
-        (ReadError, MalformedError, records._TooDeepError),
+        (ReadError, MalformedError, records.TooDeepError),
         (*_PROTOBUF, b"\x82\x01", b"\n\x09\x12\x01a\x82\x01\x031.5"),
         _with_some_items,
         slack=24 * MIB,  # for many short items in memory, at most 100,000

@@ -175,9 +175,9 @@ def _smallest(target: Target, found: FindingError) -> FindingError:
     return found
 
 
-def keep(error: FindingError, target: Target) -> Path:
+def keep(error: FindingError, target: Target, findings: Path = FINDINGS) -> Path:
     """Store a finding, which CI tries again."""
-    path = FINDINGS / target.name / f"{hashlib.sha256(error.data).hexdigest()[:16]}.bin"
+    path = findings / target.name / f"{hashlib.sha256(error.data).hexdigest()[:16]}.bin"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(error.data)
     return path

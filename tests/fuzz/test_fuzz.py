@@ -11,7 +11,7 @@ import fuzzing
 import pytest
 from fuzz_targets import TARGETS, named
 from fuzzing import FINDINGS, FindingError, Target, fuzz, judging, keep
-from fuzzing import judge as judge_here
+from limits import Limit
 
 _FOUND = sorted(FINDINGS.glob("*/*.bin"))
 
@@ -50,13 +50,10 @@ def planted(name: str) -> Target:
         ("takes-memory", "MiB of memory"),
     ],
 )
-def test_planted_faults_are_found_and_stored(
-    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fuzzing, "FINDINGS", tmp_path)
+def test_planted_faults_are_found_and_stored(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FindingError, match=message) as found:
         fuzz(planted(name), 2000)
-    path = keep(found.value, planted(name))
+    path = keep(found.value, planted(name), tmp_path)
     assert path.parent == tmp_path / name
     stored = path.read_bytes()
     assert b"[" in stored
@@ -72,20 +69,7 @@ def _quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_quick_clock")
 @pytest.mark.parametrize(("name", "message"), [("hangs", "was read for over"), ("is-slow", r"took 1\.\d s")])
-def test_a_slow_input_is_a_finding(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzzing, "_SILENT", 2.0)
+def test_a_slow_input_is_a_finding(name: str, message: str, limit: Limit) -> None:
+    limit(fuzzing, _SILENT=2.0)
     with judging(planted(name)) as judge, pytest.raises(FindingError, match=message):
         judge(b"[[")
-
-
-@pytest.mark.usefixtures("_quick_clock")
-def test_an_input_that_is_slow_only_once_is_not_a_finding() -> None:
-    seconds = [1.5, 0.0]
-
-    def read(_: bytes) -> None:
-        until = time.thread_time() + seconds.pop(0)
-        while time.thread_time() < until:
-            pass
-
-    judge_here(Target("collects-garbage", read, list), b"[[")
-    assert not seconds

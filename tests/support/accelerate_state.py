@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from accelerate import Accelerator, PartialState
+from accelerate import accelerator as accelerators
 from accelerate.state import AcceleratorState
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import DistributedType
@@ -22,18 +24,31 @@ def reset() -> None:
     AcceleratorState._reset_state(True)  # the argument is positional only
 
 
+@contextmanager
+def unchanged(owner: Any) -> Iterator[None]:
+    """Restore all attributes of a class or a module at the end."""
+    before = dict(vars(owner))
+    yield
+    for name in vars(owner).keys() - before.keys():
+        delattr(owner, name)
+    for name, value in before.items():
+        if vars(owner).get(name) is not value:
+            setattr(owner, name, value)
+
+
 @pytest.fixture
 def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # must run first
-    """Reset the state before and after a test."""
+    """Reset the state before and after a test, and undo what was wrapped meanwhile."""
     reset()
-    yield
+    with unchanged(Accelerator), unchanged(accelerators):
+        yield
     reset()
 
 
 def set_state(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
     """Set values of the state: those of a process and of its accelerators are the same."""
     for name, value in values.items():
-        monkeypatch.setitem(PartialState._shared_state, name, value)
+        monkeypatch.setitem(vars(PartialState()), name, value)
 
 
 def look_like(monkeypatch: pytest.MonkeyPatch, rank: int, kind: DistributedType = DistributedType.MULTI_CPU) -> None:

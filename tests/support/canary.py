@@ -76,7 +76,7 @@ class Victim:
 
     directory: Path
     listener: Listener
-    _before: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    before: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     @property
     def home(self) -> Path:
@@ -128,8 +128,8 @@ class Victim:
     def check(self) -> None:
         """Fail if a file has changed, hostile code was executed, or a server was contacted."""
         after = snapshot(self.home, but=self.own)
-        changed = sorted(name for name in {*self._before, *after} if self._before.get(name) != after.get(name))
-        assert not changed, f"changed in the victim's home: {[(n, self._before.get(n), after.get(n)) for n in changed]}"
+        changed = sorted(name for name in {*self.before, *after} if self.before.get(name) != after.get(name))
+        assert not changed, f"changed in the victim's home: {[(n, self.before.get(n), after.get(n)) for n in changed]}"
         ran = sorted(path.name for path in self.traces.iterdir())
         assert not ran, f"hostile code was executed: {ran}"
         assert not self.listener.received, f"a server was contacted: {self.listener.received}"
@@ -164,7 +164,7 @@ def victim(directory: Path) -> Iterator[Victim]:
             path.chmod(0o600)
         for name in ("click", "json", "sitecustomize", "wandb", "yaml"):
             (someone.workplace / f"{name}.py").write_text(someone.code(f"workplace-{name}"))
-        someone._before = snapshot(someone.home, but=someone.own)
+        someone.before = snapshot(someone.home, but=someone.own)
         yield someone
         someone.check()
     finally:

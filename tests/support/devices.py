@@ -104,7 +104,7 @@ class OnStandIn(torch.Tensor):
         given = dict(kwargs or {})
         if func == torch.Tensor.device.__get__:
             return torch.device("privateuseone:0")
-        if func == vars(torch._C.TensorBase)["is_cpu"].__get__:
+        if func == torch.Tensor.is_cpu.__get__:  # type: ignore[attr-defined]  # a descriptor
             return False
         name = func.__name__
         if name in _WAITING:
@@ -124,7 +124,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self._streams: dict[int, deque[Callable[[], object]]] = {0: deque()}
-        self._current = 0
+        self.current = 0
         self._is_held = self._has_failed = False
         self._forbidden: int | None = None  # the thread that must not wait
         self._random = random.Random(0)
@@ -143,7 +143,7 @@ class StandIn:
 
             def record(self, stream: int | None = None) -> None:
                 self.is_over = False
-                stand_in.submit(self._pass, stand_in._current if stream is None else stream)
+                stand_in.submit(self._pass, stand_in.current if stream is None else stream)
 
             def _pass(self) -> None:
                 self.is_over, self.at = True, time.perf_counter()
@@ -160,7 +160,7 @@ class StandIn:
             def elapsed_time(self, end: Any) -> float:
                 return float(end.at - self.at) * 1000
 
-        module = SimpleNamespace(Event=Event, current_stream=lambda _: stand_in._current)
+        module = SimpleNamespace(Event=Event, current_stream=lambda _: stand_in.current)
         timed: dict[str, Any] = {
             "is_initialized": lambda: True,
             "Event": Event,
@@ -191,7 +191,7 @@ class StandIn:
             if (target := written()) is not None:
                 target.copy_(value)
 
-        self.submit(arrive, self._current)
+        self.submit(arrive, self.current)
         if not is_async:
             while any(self._streams.values()):
                 self.proceed()
@@ -226,12 +226,12 @@ class StandIn:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[object]:
-        before, self._current = self._current, len(self._streams)
-        self._streams[self._current] = deque()
+        before, self.current = self.current, len(self._streams)
+        self._streams[self.current] = deque()
         try:
-            yield self._current
+            yield self.current
         finally:
-            self._current = before
+            self.current = before
 
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:
@@ -242,11 +242,11 @@ class StandIn:
             self._is_held = False
 
     def work(self, seconds: float) -> None:
-        self.submit(partial(time.sleep, seconds), self._current)
+        self.submit(partial(time.sleep, seconds), self.current)
 
     def is_idle(self) -> bool:
         self.proceed()
-        return not self._streams[self._current]
+        return not self._streams[self.current]
 
     @contextlib.contextmanager
     def no_waiting(self) -> Iterator[None]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +30,11 @@ def sidecar_record(**changes: Any) -> dict[str, Any]:
         "num_nodes": 1,
         **changes,
     }
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """Leave so many bytes free on every disk."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
 
 
 def refuse_to_scan(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

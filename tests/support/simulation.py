@@ -563,17 +563,20 @@ def simulated(world: World) -> Iterator[None]:
         "SimpleQueue": lambda: _Queue(world),
         "Flush": Flush,
     }
+    replaced: list[tuple[Any, str, Any]] = [(module, name, instead[name]) for module, name in _uses(len(sys.modules))]
+    replaced += [
+        (timed_caller, "time", virtual_time),
+        (timed_caller.TimedCaller, "call", call),
+        (timed_caller._Call, "start", start),
+        (connection, "connections_to", lambda _: set()),  # the store has no sockets to search for
+        (interface, "_live", []),
+        (gloo, "TimedCaller", functools.partial(_Connecting, world)),
+        (dist, "PrefixStore", PrefixStore),
+        (dist, "ProcessGroupGloo", lambda *arguments: ProcessGroup(world, *arguments)),
+    ]
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in _uses(len(sys.modules)):
-            patch.setattr(module, name, instead[name])
-        patch.setattr(timed_caller, "time", virtual_time)
-        patch.setattr(timed_caller.TimedCaller, "call", call)
-        patch.setattr(timed_caller._Call, "start", start)
-        patch.setattr(connection, "connections_to", lambda _: set())  # the store has no sockets to search for
-        patch.setattr(interface, "_live", [])
-        patch.setattr(gloo, "TimedCaller", functools.partial(_Connecting, world))
-        patch.setattr(dist, "PrefixStore", PrefixStore)
-        patch.setattr(dist, "ProcessGroupGloo", lambda *arguments: ProcessGroup(world, *arguments))
+        for owner, name, value in replaced:
+            patch.setattr(owner, name, value)
         with _no_collection():
             yield
             world.end()

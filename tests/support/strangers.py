@@ -40,6 +40,13 @@ OBSTACLES: dict[str, Callable[[Path], object]] = {
 """By name, functions that create an obstacle to be rejected immediately: endless, blocking, a link, or too costly."""
 
 
+def become_another_user(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let this process belong to another user, as far as it asks; return the one who really runs it."""
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    return user
+
+
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Change the owner of a file or directory: really as root, otherwise only as this process sees it."""
     if os.geteuid() == 0:

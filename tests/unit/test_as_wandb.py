@@ -36,12 +36,15 @@ if TYPE_CHECKING:
     assert_type(dist_wandb.Table, type[wandb.Table])
     assert_type(dist_wandb.errors.CommError, type[wandb.errors.CommError])
 
-ACTING, OF_CURRENT, OF_WANDB = dist_wandb._ACTING, dist_wandb._OF_CURRENT, dist_wandb._OF_WANDB
 HEAVY = ("torch", "wandb", "lightning", "accelerate")
 NEWER = {"EvalTable", "Run"}  # than the oldest supported wandb: available, but not listed
 NOT_OF_A_RUN = {"plot_table"}  # makes a chart
 OURS = {"init", "__version__"}
 CHECKED = {"agent", "teardown"}  # wandb's own after a check, or the end of all sessions
+OF_CURRENT = {"config", "run", "summary"}
+LISTED = set(dir(dist_wandb)) - {*dist_wandb.__all__, "DistWandbCallback", "DistWandbLogger", "DistWandbTracker"}
+ACTING = {name for name in LISTED - CHECKED - OF_CURRENT if vars(as_wandb).get(name) is getattr(dist_wandb, name)}
+OF_WANDB = LISTED - CHECKED - OF_CURRENT - ACTING
 OF_BOTH = {"errors", "cli"}  # modules
 TWO_RANKS = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
@@ -82,7 +85,7 @@ def named_as_a_method() -> set[str]:
 def test_wandbs_functions_for_the_current_run_act_on_the_session(source: Callable[[], set[str]]) -> None:
     found = source()
     assert {"log", "save", "watch"} <= found
-    missing = found - {*ACTING, *OF_CURRENT} - NOT_OF_A_RUN
+    missing = found - ACTING - OF_CURRENT - NOT_OF_A_RUN
     assert not missing, (
         f"wandb {wandb.__version__} has {sorted(missing)} in its module, which seem to act on the current run: with "
         "`import dist_wandb as wandb` they would miss the session. Add them to dist_wandb._ACTING and as_wandb.py."
@@ -90,22 +93,24 @@ def test_wandbs_functions_for_the_current_run_act_on_the_session(source: Callabl
 
 
 def test_every_public_name_of_wandb_is_listed_and_resolves() -> None:
-    assert {name for name in (*ACTING, *OF_CURRENT) if not hasattr(wandb, name)} <= {"pin_config_keys"}  # is newer
+    assert {name for name in ACTING | OF_CURRENT if not hasattr(wandb, name)} <= {"pin_config_keys"}  # is newer
     names = set(wandb.__all__)
     assert names - set(dir(dist_wandb)) <= NEWER, "list it in dist_wandb._OF_WANDB, or in NEWER here"
-    for name in {*names, *OF_WANDB} - OURS - CHECKED - {*ACTING, *OF_CURRENT}:
+    for name in (names | OF_WANDB) - OURS - CHECKED - ACTING - OF_CURRENT:
         assert getattr(dist_wandb, name) is getattr(wandb, name), name
 
 
-def test_a_name_of_wandb_that_is_replaced_is_the_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb, OF_WANDB[0], "replaced")
-    assert getattr(dist_wandb, OF_WANDB[0]) == "replaced"
+@pytest.mark.usefixtures("new_process")
+def test_a_name_of_wandb_that_is_replaced_is_the_replacement() -> None:
+    module: Any = wandb
+    module.Table = "replaced"
+    assert getattr(dist_wandb, "Table") == "replaced"  # noqa: B009  # whatever its type
 
 
 def test_no_other_name_hides_one_of_wandbs() -> None:
     modules = {module.name for module in pkgutil.iter_modules(dist_wandb.__path__)}
     of_wandb = {*dir(wandb), *(module.name for module in pkgutil.iter_modules(wandb.__path__))}
-    assert (modules - {"__main__"}) & {*of_wandb, *OF_CURRENT, *ACTING} == OF_BOTH  # no script reads `__main__`
+    assert (modules - {"__main__"}) & (of_wandb | OF_CURRENT | ACTING) == OF_BOTH  # no script reads `__main__`
     public = {name for name in of_wandb if not name.startswith("_")} | {"__version__"}
     assert public & set(dist_wandb.__all__) == OURS
 
@@ -171,15 +176,9 @@ def test_the_errors_module_also_has_wandbs_errors() -> None:
 # --- before a session -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that no session was opened in this process."""
-    monkeypatch.setattr(registry.history, "has_begun", False)
-
-
 @pytest.mark.usefixtures("fake_wandb")
 def test_before_a_session_calls_raise_wandbs_error() -> None:
-    for name in {*ACTING} - {"finish", "join", "restore"}:
+    for name in ACTING - {"finish", "join", "restore"}:
         error = rf"^You must call wandb\.init\(\) before wandb\.{name}\(\)\. No session of"
         with pytest.raises(wandb.Error, match=error):
             getattr(dist_wandb, name)({"loss": 1.0})
@@ -231,7 +230,7 @@ def test_a_run_opened_by_wandb_itself_is_used(fake_wandb: FakeWandb) -> None:
 def test_functions_act_on_the_run_of_the_session(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     assert dist_wandb.run is session
-    for name in sorted({*ACTING} - {"finish", "join", "log"}):
+    for name in sorted(ACTING - {"finish", "join", "log"}):
         vars(fake_wandb.runs[0])[name] = lambda *args, name=name, **kwargs: (name, args[0], kwargs)
         found = getattr(dist_wandb, name)("first", policy="live")
         assert found == (name, "first", {"policy": "live"})
@@ -250,8 +249,9 @@ def test_teardown_ends_all_sessions_before_wandbs_process(fake_wandb: FakeWandb)
     assert dist_wandb.run is None
 
 
-def test_restore_from_another_run_uses_wandb(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb, "restore", lambda *args, **kwargs: (args, kwargs))
+def test_restore_from_another_run_uses_wandb(fake_wandb: FakeWandb) -> None:
+    module: Any = wandb
+    module.restore = lambda *args, **kwargs: (args, kwargs)
     dist_wandb.init()
     restored: Any = dist_wandb.restore("model.pt", "team/digits/a", replace=True)
     assert restored == (("model.pt", "team/digits/a"), {"replace": True})
@@ -311,11 +311,11 @@ def test_functions_imported_before_the_session_act_on_it_and_can_be_pickled(fake
     assert all(pickle.loads(pickle.dumps(getattr(dist_wandb, name))) is getattr(as_wandb, name) for name in ACTING)  # noqa: S301
 
 
-def test_a_rank_without_a_run_can_use_every_function(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, second = job(TWO_RANKS, lambda _: {"config": {"lr": 0.1}, "name": "digits"})
-    monkeypatch.setattr(registry, "_sessions", [second])
+def test_a_rank_without_a_run_can_use_every_function(job: Job) -> None:
+    first, second = job(TWO_RANKS, lambda _: {"config": {"lr": 0.1}, "name": "digits"})
+    registry.remove(first)  # as in the process of the other rank
     assert dist_wandb.run is second
-    for name in sorted({*ACTING} - {"finish", "join", "log"}):
+    for name in sorted(ACTING - {"finish", "join", "log"}):
         arguments = {"text": "lost"} if name == "alert" else {"step_metric": "epoch"}
         assert not getattr(dist_wandb, name)("anything", **arguments), name
     dist_wandb.run.name = "mine"

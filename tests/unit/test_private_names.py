@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,7 +23,8 @@ from wandb.integration.torch import wandb_torch
 from wandb.proto import wandb_internal_pb2
 from wandb.sdk import data_types
 
-from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport import BrokenError
+from dist_wandb.exchange.transport.gloo import FORMING_MORE, GlooGroup
 from dist_wandb.payloads import cells
 from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.run_metadata import can_hold
@@ -132,8 +135,9 @@ def test_wandbs_summary_calls_back_at_each_write(tmp_path: Path) -> None:
     row = {"loss": 0.4, "a": {"b": 2, "c": 2}, "acc": 0, "gone": 2}
     run.log(row)
     writes.keep(row, 0, 1, is_open=False)
-    found = {name: value for name, value in summary._as_dict().items() if not name.startswith("_")}
-    assert found == {"loss": 9, "a": {"b": 5, "c": 2}, "acc": 1, "best": 2}
+    assert {name for name in summary.keys() if not name.startswith("_")} == {"loss", "a", "acc", "best"}  # noqa: SIM118
+    assert [summary[name] for name in ("loss", "acc", "best")] == [9, 1, 2]
+    assert dict(summary["a"]) == {"b": 5, "c": 2}
     remove()
     summary["loss"] = 10
     assert (writes.count, summary["loss"]) == (4, 10)
@@ -219,23 +223,23 @@ def test_a_run_can_be_written_by_a_wandb_process_of_its_own(tmp_path: Path) -> N
     assert [len(found) for found in files] == [1, 1]
 
 
-def test_wandbs_images_expose_caption_overlays_and_file() -> None:
+def test_wandbs_images_expose_caption_overlays_and_file(tmp_path: Path) -> None:
     """Uses guarded private names of wandb. Without them, captions are lost and images are encoded twice."""
     image = wandb.Image(np.zeros((2, 2)), caption="x", boxes={"p": {"box_data": [], "class_labels": {0: "a"}}})
     assert cells.caption_of(image) == "x"
     assert cells.has_overlays(image)
-    path = cells._path_of(image)
-    assert path is not None
-    assert path.is_file()
+    path = tmp_path / "large.png"
+    PIL.Image.new("L", (99, 99)).save(path, compress_level=0)
+    assert cells.png_of(wandb.Image(str(path)), {}, wandb.Image) == path.read_bytes()
 
 
 def test_torchs_gloo_groups_accept_an_address() -> None:
     """Uses guarded private names. Without them, ranks on several hosts need resolvable names, or GLOO_SOCKET_IFNAME."""
-    limit = timedelta(seconds=3)
-    options = gloo._options(limit, "127.0.0.1")
-    assert options is not limit
-    assert (options._timeout, len(options._devices)) == (limit, 1)
-    assert dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options).size() == 1
+    store, begun = dist.HashStore(), time.monotonic()
+    with pytest.raises(BrokenError, match="Wait timeout"):  # of gloo itself, for a second member
+        GlooGroup(store, 0, 2, 30.0, lambda: False, "127.0.0.2", 0.5)
+    assert time.monotonic() - begun < FORMING_MORE
+    assert socket.inet_aton("127.0.0.2") in store.get("0/0")  # where it listens
 
 
 @pytest.mark.newest

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from run_all import Part, checks, run, summary
-from scheduling import group_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,15 +65,3 @@ def has_mark(name: str, path: Path) -> bool:
     nodes = ast.walk(ast.parse(text)) if name in text else ()
     attributes = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr == name)
     return any(ast.unparse(node.value).endswith("mark") for node in attributes)
-
-
-@pytest.mark.parametrize(
-    ("test", "group"),
-    [
-        ("contract/test_contract.py::test_states_of_metrics_are_merged[plain]", "played[plain]"),
-        ("e2e/test_promises.py::test_thousands_of_rows_in_a_tight_loop_are_complete", "plain"),
-        ("e2e/test_hosts_tree.py::test_others_continue", "test_others_continue"),
-    ],
-)
-def test_tests_that_share_a_job_stay_together(test: str, group: str) -> None:
-    assert group_of(f"tests/{test}", ROOT) == f"tests/{test.partition('::')[0]}::{group}"

@@ -102,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
         found = {*found, *print_rows(runs, arguments.rows, kind)}
     elif arguments.json:
         unreadable = [{"path": str(path), "reason": str(error)} for path, error in errors]
-        as_json = [_run_as_json(run, patterns) for run in runs]
+        as_json = [run_as_json(run, patterns) for run in runs]
         print_json({"directories": list(map(str, directories)), "runs": as_json, "unreadable": unreadable})
     else:
         is_table = arguments.compare or (len(runs) > _MOST_CARDS and not arguments.details)
@@ -181,7 +181,7 @@ def _print_end(
     out.print(Text(": ".join([counted, ", ".join(parts)]) if parts else counted), soft_wrap=True)
 
 
-def _run_as_json(run: LocalRun, patterns: Sequence[str]) -> dict[str, Any]:
+def run_as_json(run: LocalRun, patterns: Sequence[str]) -> dict[str, Any]:
     parts = [part for writer in run.writers for part in writer.parts]
     about = ("name", "project", "group", "job_type", "tags", "config", "started", "state", "exit_code", "rows")
     return {

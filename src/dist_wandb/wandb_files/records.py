@@ -100,7 +100,7 @@ def read_records(
         problems += filter(found.__getitem__, found)
 
 
-class _TooDeepError(ValueError):
+class TooDeepError(ValueError):
     """A value has lists and objects that are nested too deeply."""
 
 
@@ -122,12 +122,12 @@ class Decoder:
                 return kind, self.row(content) if number == _HISTORY else _message(content, schema)
         except (MalformedError, ReadError):
             self.malformed += 1
-        except _TooDeepError:
+        except TooDeepError:
             self.deep += 1
         return None
 
     def row(self, content: bytes) -> dict[str, Any]:
-        """Return names and values of a row; raise MalformedError, ReadError or _TooDeepError."""
+        """Return names and values of a row; raise MalformedError, ReadError or TooDeepError."""
         # What is between the items with numbers, and their four groups: nothing may be between them.
         parts = _NUMBER.split(content)
         between, lengths, names, value_lengths, values = (parts[place::5] for place in range(5))
@@ -189,7 +189,7 @@ def _with_floats(items: dict[str, Any]) -> dict[str, Any]:
 def _value(content: bytes) -> Any:
     """Decode a value in JSON, as JSON can print it. Another text is returned as it is."""
     if is_deeper(content):
-        raise _TooDeepError
+        raise TooDeepError
     text = _text(content)
     try:
         value = _JSON.decode(text)

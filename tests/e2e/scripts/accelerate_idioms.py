@@ -77,8 +77,8 @@ def main_alone(directory: str) -> None:
 def megatron(directory: str) -> None:
     """With Megatron-LM the main process is the last one."""
     accelerator = accelerator_for("megatron", directory, run_mode="shared")
-    before = PartialState._shared_state["distributed_type"]
-    PartialState._shared_state["distributed_type"] = DistributedType.MEGATRON_LM
+    state = PartialState()
+    before, state.distributed_type = state.distributed_type, DistributedType.MEGATRON_LM
     assert accelerator.is_main_process is (accelerator.process_index == 1)
     if accelerator.is_main_process:
         accelerator.init_trackers("tests", config={"from": accelerator.process_index})
@@ -86,7 +86,7 @@ def megatron(directory: str) -> None:
         accelerator.log({"loss": 2.0 * accelerator.process_index + step}, step=step)
     assert accelerator.get_tracker("wandb").session.config["from"] == 1
     finish(accelerator)
-    PartialState._shared_state["distributed_type"] = before
+    state.distributed_type = before
 
 
 def turns(directory: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from lightning.fabric import Fabric
 
 from dist_wandb import DistWandbLogger, Limits
+from dist_wandb.session import registry
 from dist_wandb.settings.plan import check_run_mode
 
 STEPS = 4
@@ -28,7 +29,8 @@ def work(fabric: Fabric, how: str) -> None:
         if isinstance(logger, DistWandbLogger):
             logger.log_hyperparams({"lr": 0.1, "seen_by": fabric.global_rank})
             logger.log_image("image", [np.full((2, 2, 3), fabric.global_rank, dtype=np.uint8)], step=STEPS)
-            logger._holder.session.flush()  # type: ignore[union-attr]  # a rank that fails does not wait for others
+    for session in registry.open_sessions():
+        session.flush()  # a rank that fails does not wait for others
     fabric.barrier()
     if how == "raises" and fabric.global_rank == 1:
         raise RuntimeError("training failed")

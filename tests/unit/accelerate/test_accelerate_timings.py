@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -28,13 +27,6 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 LOADED = ["data", None]
 STEP = ["forward", None, "backward", None, "optimizer", None]
 EPOCH = [*LOADED, *LOADED, *STEP, *LOADED, *STEP]
-
-
-@pytest.fixture(autouse=True)
-def _untimed_afterwards() -> Iterator[None]:
-    """Restore `Accelerator` to its state before timings were requested."""
-    with mock.patch.multiple(Accelerator, prepare=Accelerator.prepare, backward=Accelerator.backward):
-        yield
 
 
 class Script:
@@ -132,8 +124,16 @@ def test_a_compiled_model_is_measured_from_outside_and_may_wait(parts: list[str 
     script = Script(dynamo_backend="eager").start()
     script.train()
     assert parts.count("forward") == 2
-    tracker: Any = script.accelerator.get_tracker("dist_wandb")
-    assert tracker.prepared.timings._waiting == {"forward", "backward"}
+    assert waits_in_forward_pass_of(script.model)
+
+
+def waits_in_forward_pass_of(model: nn.Module) -> bool:
+    """Return whether the forward pass of a prepared model counts as waiting for other ranks."""
+    session = mock.MagicMock()
+    PreparedTimings(lambda: session).measure([model])
+    model(torch.ones(1, 2))
+    (forward,) = (call for call in session.timed.call_args_list if call.args == ("forward",))
+    return bool(forward.kwargs["waits"])
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -153,12 +153,16 @@ def test_sharded_parameters_count_as_waiting(
     Accelerator(cpu=True)
     set_state(monkeypatch, distributed_type=kind)
     if dimensions is not None:
-        monkeypatch.setitem(AcceleratorState._shared_state, "device_mesh", SimpleNamespace(mesh_dim_names=dimensions))
-    waiting = PreparedTimings(lambda: None).timings._waiting
-    assert ("forward" in waiting) is ("optimizer" in waiting) is is_sharded
+        monkeypatch.setitem(vars(AcceleratorState()), "device_mesh", SimpleNamespace(mesh_dim_names=dimensions))
+    session = mock.MagicMock()
+    timings = PreparedTimings(lambda: session).timings
+    for part in ("forward", "backward", "optimizer"):
+        timings.enter(part)
+    waiting = {call.args[0]: call.kwargs["waits"] for call in session.timed.call_args_list}
+    assert waiting == {"forward": is_sharded, "backward": True, "optimizer": is_sharded}
 
 
-def test_timings_that_cannot_be_measured_are_refused(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_that_cannot_be_measured_are_refused(fake_wandb: FakeWandb) -> None:
     with pytest.raises(ConfigurationError, match="timings=1 is neither True nor False"):
         DistWandbTracker(timings=1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="wrap=False was given"):
@@ -167,6 +171,6 @@ def test_timings_that_cannot_be_measured_are_refused(fake_wandb: FakeWandb, monk
     with pytest.raises(ConfigurationError, match=r"comes too late.*log_with=DistWandbTracker\(timings=True\)"):
         accelerator.init_trackers("digits", init_kwargs={"dist_wandb": {"timings": True}})
     assert fake_wandb.runs == []
-    monkeypatch.setattr(Accelerator, "backward", lambda _self, _loss: None)
+    Accelerator.backward = lambda _self, _loss: None
     with pytest.raises(UnsupportedVersionError, match=r"Accelerator\.backward .* Leave timings=True out"):
         DistWandbTracker(timings=True)

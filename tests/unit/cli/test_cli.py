@@ -260,6 +260,7 @@ def test_the_plan_of_a_mesh_counts_the_replicas_of_the_primary(capsys: Capture) 
         (["--mesh", "dp=2,tp=2", "--unit", "pp"], "The mesh has no dimension 'pp'. Its dimensions are 'dp', 'tp'."),
         (["--unit", "dp"], "Give --mesh, such as dp=4,tp=2"),
         (["--layout", "4", "--primary-rank", "4"], "primary_rank=4 is not a rank of this job of 4"),
+        (["--layout", "4", "--primary-rank", "-5"], "primary_rank=-5 is not a rank of this job of 4"),
     ],
 )
 def test_arguments_that_cannot_be_planned_are_refused(arguments: list[str], message: str, capsys: Capture) -> None:
@@ -271,8 +272,19 @@ def test_arguments_that_cannot_be_planned_are_refused(arguments: list[str], mess
     [
         (["--layout", "2"], ["t7", None], ""),
         (["--layout", "2", "--run-mode", "shared"], ["t7", "t7"], ""),
-        (["--layout", "2", "--run-mode", "new"], ["t7", "t7-rank-1"], "the run 't7' of rank 0"),
-        (["--nodes", "2", "--rank-scope", "worker"], ["t7", "t7-worker-1"], "the run 't7' of node 0"),
+        (["--layout", "2", "--rank-scope", "worker"], ["t7", None], ""),
+        (["--layout", "2", "--run-mode", "new"], ["t7", "t7-rank-1"], "of rank 0. The runs of the other ranks"),
+        (
+            ["--layout", "2", "--run-mode", "new", "--rank-scope", "worker"],
+            ["t7", "t7-rank-1"],
+            "in its group 't7', but",
+        ),
+        (["--nodes", "2", "--rank-scope", "worker"], ["t7", "t7-worker-1"], "the run 't7' of node 0. The runs of the"),
+        (
+            ["--nodes", "2", "--run-mode", "new", "--rank-scope", "worker"],
+            ["t7", "t7-worker-1-rank-0"],
+            "and the trial's values, but are not part",
+        ),
     ],
 )
 def test_the_plan_of_a_trial_has_the_id_from_the_agent(
@@ -387,13 +399,23 @@ def test_a_directory_that_cannot_be_searched_is_reported_and_the_others_are_show
     assert "good" in out
 
 
-def test_an_interrupt_ends_reading(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "dist-wandb: interrupted."),
+        (ReadError("a\x1b]0;title\x07b\x9b2J\u202ec"), 1, "dist-wandb: a\\x1b]0;title\\x07b\\x9b2J\\u202ec\n"),
+    ],
+    ids=["interrupt", "control sequences"],
+)
+def test_what_ends_reading_is_printed_without_control_sequences(
+    error: BaseException, code: int, message: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object, **__: object) -> NoReturn:
+        raise error
 
-    monkeypatch.setattr(show, "runs_below", interrupted)
-    assert main(["show", str(tmp_path)]) == 130
-    assert "interrupted" in capsys.readouterr().err
+    monkeypatch.setattr(show, "runs_below", end)
+    assert main(["show", "."]) == code
+    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -484,12 +506,3 @@ def test_show_marks_uploaded_runs(write_run: WriteRun, capsys: Capture) -> None:
     assert "● sent\n  finished · 1 row · uploaded\n" in out
     found = json.loads(shown(capsys, directory, "--json"))
     assert {run["run_id"]: run["uploaded"] for run in found["runs"]} == {"kept": False, "sent": True}
-
-
-def test_an_error_escapes_control_sequences(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    def fail(*_: object, **__: object) -> NoReturn:
-        raise ReadError("a\x1b]0;title\x07b\x9b2J\u202ec")
-
-    monkeypatch.setattr(show, "runs_below", fail)
-    assert main(["show", "."]) == 1
-    assert capsys.readouterr().err == "dist-wandb: a\\x1b]0;title\\x07b\\x9b2J\\u202ec\n"

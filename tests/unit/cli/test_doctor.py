@@ -20,7 +20,6 @@ from wandb_server import WandbServer
 from dist_wandb.cli import main
 from dist_wandb.cli.doctor import PACKAGES, ask, examine
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.notices import Notices
 from dist_wandb.runs import client_settings, current_server
 from dist_wandb.settings.plan import RunMode
 
@@ -476,33 +475,43 @@ def test_settings_file_that_is_not_regular_or_too_large_is_an_error(
             find()
 
 
-def warned_of_workspace(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> str:
+def warned_of_workspace(caplog: pytest.LogCaptureFixture, **arguments: Any) -> str:
     """Return the warnings about the settings of the current directory at the start of an online run."""
-    monkeypatch.setattr(current_server, "_notices", Notices())
     caplog.clear()
     for _ in range(2):  # the warning is given once
         current_server.warn_of_workspace(arguments)
     return "\n".join(record.getMessage() for record in caplog.records if record.name == "dist_wandb")
 
 
-def test_training_warns_if_only_the_directory_decides_who_gets_the_key(
-    set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def evil(new_process: None, set_variables: Any, tmp_path: Path) -> Path:  # noqa: ARG001  # that has not warned yet
+    """A settings file in the current directory that names a server, in a job that is online."""
     place = tmp_path / "wandb" / "settings"
     settings(place, base_url="https://joe:pw@evil.example", insecure_disable_ssl="true", project="digits")
     set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY)
-    message = warned_of_workspace(caplog, monkeypatch)
-    assert message.startswith(
-        f"dist_wandb: base_url (https://evil.example) and insecure_disable_ssl of {place} decides"
-    )
+    return place
+
+
+def test_training_warns_if_only_the_directory_decides_who_gets_the_key(
+    evil: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = warned_of_workspace(caplog)
+    assert message.startswith(f"dist_wandb: base_url (https://evil.example) and insecure_disable_ssl of {evil} decides")
     assert "pw" not in message
     assert message.count("dist_wandb:") == 1
-    assert warned_of_workspace(caplog, monkeypatch, mode="offline") == ""
-    set_variables(WANDB_BASE_URL="https://own.example", WANDB_INSECURE_DISABLE_SSL="false")
-    assert warned_of_workspace(caplog, monkeypatch) == ""
+
+
+@pytest.mark.usefixtures("evil")
+def test_training_does_not_warn_if_the_user_decides_or_the_run_is_offline(
+    set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warned_of_workspace(caplog, mode="offline") == ""
     set_variables(WANDB_BASE_URL="https://evil.example")
     settings(tmp_path / "settings", insecure_disable_ssl="true")  # the user's own settings
-    assert warned_of_workspace(caplog, monkeypatch) == ""
+    assert warned_of_workspace(caplog) == ""
+    (tmp_path / "settings").unlink()
+    set_variables(WANDB_BASE_URL="https://own.example", WANDB_INSECURE_DISABLE_SSL="false")
+    assert warned_of_workspace(caplog) == ""
 
 
 def test_directory_that_is_not_writable_is_reported(set_variables: Any, tmp_path: Path) -> None:
@@ -575,9 +584,10 @@ def test_processes_started_by_a_batch_shell_ignore_it(set_variables: Any) -> Non
     assert examine().warnings == ()
 
 
+@pytest.mark.usefixtures("new_process")
 def test_training_does_not_warn_about_an_ordinary_settings_file(
-    set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings(tmp_path / "wandb" / "settings", entity="team", project="digits")  # as `wandb init` writes it
     set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY)
-    assert warned_of_workspace(caplog, monkeypatch) == ""
+    assert warned_of_workspace(caplog) == ""

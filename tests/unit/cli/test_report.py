@@ -15,16 +15,22 @@ from dist_wandb.cli import main
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first version that reads its own files
 
 
-def test_a_page_is_written_and_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened: list[str] = []
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses for which a browser is started; none can be if there is an empty one among them."""
+    addresses: list[str] = []
 
     def open_it(address: str) -> bool:
-        opened.append(address)
-        return True
+        addresses.append(address)
+        return all(addresses)
 
     monkeypatch.setattr(webbrowser, "open", open_it)
+    return addresses
+
+
+def test_a_page_is_written_and_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path)
     assert main(["report", ".", "--open"]) == 0
@@ -35,9 +41,9 @@ def test_a_page_is_written_and_opened(
 
 
 def test_without_a_browser_a_hint_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, opened: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(webbrowser, "open", lambda _: False)
+    opened.append("")
     write_run(tmp_path)
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html"), "--open"]) == 0
     assert "No browser could be started" in capsys.readouterr().out

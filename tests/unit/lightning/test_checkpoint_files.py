@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from limits import Limit
 
 from dist_wandb.errors import ReadError
 from dist_wandb.lightning import checkpoints
@@ -122,18 +123,16 @@ def test_hostile_files_are_refused_or_skipped_quickly_and_without_much_memory(ki
 
 
 @pytest.mark.parametrize(
-    ("content", "limit", "most", "message"),
+    ("content", "name", "most", "message"),
     [
         ({"a": "x" * 100}, "MOST_BYTES", 100, r"data\.pkl has \d+ bytes; more than 100 are not read"),
         ({"a": list(range(1000))}, "MOST_OPCODES", 1000, "holds more than 1,000 objects"),
         ([torch.zeros(1) for _ in range(100)], "_MOST_DIRECTORY", 1000, "directory of more than"),
     ],
 )
-def test_content_over_a_limit_is_refused(
-    monkeypatch: pytest.MonkeyPatch, content: Any, limit: str, most: int, message: str
-) -> None:
+def test_content_over_a_limit_is_refused(limit: Limit, content: Any, name: str, most: int, message: str) -> None:
     data = saved(content)
     assert read(data) is not None
-    monkeypatch.setattr(checkpoints, limit, most)
+    limit(checkpoints, **{name: most})
     with pytest.raises(ReadError, match=message):
         read(data)

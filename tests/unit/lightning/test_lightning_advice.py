@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def cache(
     fake_wandb: FakeWandb,  # noqa: ARG001  # must run first
-    monkeypatch: pytest.MonkeyPatch,
-) -> WarningCache:
+) -> Iterator[WarningCache]:
     """Lightning's cache of warnings, as in a new process with an initialized process group."""
-    cache = WarningCache()
-    monkeypatch.setattr(result, "warning_cache", cache)
-    monkeypatch.setattr(result, "_distributed_is_initialized", lambda: True)
-    return cache
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    result.warning_cache.clear()
+    yield result.warning_cache
+    result.warning_cache.clear()
+    dist.destroy_process_group()
 
 
 class Module(BoringModel):

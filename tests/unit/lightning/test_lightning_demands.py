@@ -75,7 +75,6 @@ def wandb(
     parts = {"wandb": module, "wandb.sdk": ModuleType("wandb.sdk"), "wandb.sdk.lib": lib, "wandb.wandb_run": runs}
     for name, part in parts.items():
         monkeypatch.setitem(sys.modules, name, part)
-    monkeypatch.setattr(registry, "_sessions", [])
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     yield module
@@ -116,7 +115,8 @@ def test_a_run_with_hardly_any_attributes_can_be_used(wandb: Any, tmp_path: Path
     assert type(second.logger) is DistWandbLogger
     assert second.logger.experiment
     assert wandb.init.call_args.kwargs["id"] == "made-up"
-    registry._end_with_process(0, failed=False)
+    for session in registry.open_sessions():
+        session.end_with_process(0, failed=False)
 
 
 # --- in a Trainer -----------------------------------------------------------------------------------------------------
@@ -193,19 +193,29 @@ def test_the_experiment_of_a_rank_without_a_run_can_be_copied(monkeypatch: pytes
 
 
 def test_a_child_that_cannot_attach_to_its_parents_run_reopens_it(
-    wandb: Any, fake_run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wandb: Any, fake_run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if the environment had been restored since the parent opened its run."""
-    logger = DistWandbLogger(id="exp")
-    logger._holder.launch.parents_run = pickle.dumps((Lost(), {}))
-    monkeypatch.setattr(wandb, "run", None)
-    assert logger.experiment is fake_run
+    wandb.init.return_value = Parents()
+    parent = DistWandbLogger(id="exp")
+    assert isinstance(parent.experiment, Parents)
+    child = pickle.loads(pickle.dumps(parent))  # noqa: S301
+    registry.remove(registry.open_sessions()[0])  # which the child does not have
+    wandb.init.return_value = fake_run
+    assert child.experiment is fake_run
     assert "reopens the run of its parent, because wandb could not attach to it: no such run" in caplog.text
     assert wandb.init.call_args.kwargs["id"] == "exp"
 
 
+class Parents(FakeRun):
+    """A run whose service a child cannot find."""
+
+    def __reduce__(self) -> tuple[type[Lost], tuple[()]]:
+        return Lost, ()
+
+
 class Lost:
-    """A run whose service cannot be found."""
+    """What a child receives of it."""
 
     @property
     def config(self) -> Any:
@@ -216,9 +226,11 @@ class Lost:
 
 
 def options_of(logger: Any) -> Options:
-    """Return the options of one of our loggers: nothing public shows them before its run is open."""
-    options: Options = logger._options
-    return options
+    """Return the options of one of our loggers."""
+    assert logger.experiment
+    session = registry.open_sessions()[-1]
+    session.finish()
+    return session.options
 
 
 def logger_of(*arguments: str) -> Logger | None:
@@ -241,8 +253,9 @@ def test_the_help_of_a_lightning_cli_documents_all_options(
 
 
 def test_a_lightning_cli_knows_all_arguments_and_reads_its_printed_config(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wandb: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    wandb.Settings = mock.MagicMock()
     given = {
         "project": "digits",
         "log_model": "all",
@@ -261,21 +274,16 @@ def test_a_lightning_cli_knows_all_arguments_and_reads_its_printed_config(
     first = logger_of(*options)
     with pytest.raises(SystemExit):
         logger_of(*options, "--print_config")
-    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert "log_model: all" in printed
+    (tmp_path / "printed.yaml").write_text(printed)
     second = logger_of(f"--config={tmp_path / 'printed.yaml'}")
-    for logger in (first, second):
-        assert isinstance(logger, DistWandbLogger)
-        assert (logger._log_model, logger.name) == ("all", "digits")
-        chosen = options_of(logger)
-        assert (chosen.run_mode, chosen.reduce) == ("shared", {"tokens": "sum", "*": "max"})
-        assert (chosen.spread, chosen.per_rank) == (["train/*"], False)
-    assert options_of(first) == options_of(second)
-
-
-def test_an_unknown_mode_is_refused_by_a_lightning_cli(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        logger_of("--trainer.logger=dist_wandb.DistWandbLogger", "--trainer.logger.run_mode=share")
-    assert "run_mode" in capsys.readouterr().err
+    assert [type(logger) for logger in (first, second)] == [DistWandbLogger] * 2
+    assert [logger.name for logger in (first, second) if logger is not None] == ["digits"] * 2
+    chosen = options_of(first)
+    assert (chosen.run_mode, chosen.reduce) == ("shared", {"tokens": "sum", "*": "max"})
+    assert (chosen.spread, chosen.per_rank) == (["train/*"], False)
+    assert chosen == options_of(second)
 
 
 # --- order of imports -------------------------------------------------------------------------------------------------

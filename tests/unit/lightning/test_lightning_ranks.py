@@ -19,8 +19,6 @@ from lightning_trainers import as_rank
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.job.model import Topology
-from dist_wandb.lightning import launching
-from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session import inherited_rank, registry
 from dist_wandb.settings.options import Limits
 
@@ -34,7 +32,7 @@ STEP = "trainer/global_step"
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def made(new_process: None) -> list[str]:  # noqa: ARG001  # restores wandb's names
     """The created media objects; each of them would be a file."""
     kinds: list[str] = []
 
@@ -46,7 +44,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return make
 
     for kind in ("Image", "Audio", "Video", "Table"):
-        monkeypatch.setattr(wandb, kind, stand_in(kind))
+        setattr(wandb, kind, stand_in(kind))
     return kinds
 
 
@@ -122,18 +120,17 @@ def test_in_a_shared_run_secondaries_do_not_overwrite_the_primarys_config(
 # --- several loggers in one process -----------------------------------------------------------------------------------
 
 
-def live(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def live(run: FakeRun) -> None:
     """Set `wandb.run`, as `wandb.init` does with the first run."""
-    monkeypatch.setattr(wandb, "run", run)
+    module: Any = wandb
+    module.run = run
 
 
 @pytest.mark.parametrize("modes", [("auto", "auto"), ("new", "auto"), ("auto", "shared")])
-def test_two_loggers_with_ids_have_a_run_each(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, modes: tuple[Any, Any]
-) -> None:
+def test_two_loggers_with_ids_have_a_run_each(fake_wandb: FakeWandb, modes: tuple[Any, Any]) -> None:
     first, second = (DistWandbLogger(id=name, run_mode=mode) for name, mode in zip("ab", modes, strict=True))
     first.log_metrics({"loss": 1.0}, 0)
-    live(fake_wandb.runs[0], monkeypatch)
+    live(fake_wandb.runs[0])
     second.log_metrics({"loss": 2.0}, 0)
     assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a", "b"]
     assert [arguments.get("reinit") for arguments in fake_wandb.arguments] == [None, "create_new"]
@@ -142,10 +139,10 @@ def test_two_loggers_with_ids_have_a_run_each(
 
 @pytest.mark.parametrize(("is_the_users", "run_id"), [(False, None), (False, "a"), (True, "other")])
 def test_a_logger_without_an_id_of_its_own_and_any_beside_a_users_run_use_the_run_in_progress(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, is_the_users: bool, run_id: str | None
+    fake_wandb: FakeWandb, is_the_users: bool, run_id: str | None
 ) -> None:
     first: Any = fake_wandb.init(id="a") if is_the_users else DistWandbLogger(id="a").experiment
-    live(first, monkeypatch)
+    live(first)
     with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
         assert DistWandbLogger(id=run_id).experiment is first
 
@@ -160,7 +157,7 @@ def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
     first = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
     first.log_metrics({"loss": 1.0}, 0)
     if fake_wandb.runs:
-        live(fake_wandb.runs[0], monkeypatch)
+        live(fake_wandb.runs[0])
     second = DistWandbLogger(run_mode=mode, name="fold-1", config={"fold": 1}, offline=True, **SHORT)
     second.log_metrics({"loss": 2.0}, 1)
     deepcopy(first).log_metrics({"loss": 3.0}, 2)
@@ -173,9 +170,9 @@ def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
     assert sorted(set(values)) == ([1.0, 2.0, 3.0] if fake_wandb.runs else [])
 
 
-def test_arguments_without_effect_are_named(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
+def test_arguments_without_effect_are_named(fake_wandb: FakeWandb) -> None:
     _ = DistWandbLogger(name="fold-0", config={"fold": 0}).experiment
-    live(fake_wandb.runs[0], monkeypatch)
+    live(fake_wandb.runs[0])
     fake_wandb.runs[0].name = "fold-0"
     with pytest.warns(UserWarning, match=r"will use it, so these arguments have no effect: name='fold-1', config\."):
         _ = DistWandbLogger(name="fold-1", config={"fold": 1}).experiment
@@ -190,7 +187,7 @@ def test_arguments_that_are_none_count_as_not_given(monkeypatch: pytest.MonkeyPa
     for name in "ab":
         logger = DistWandbLogger(id=name, run_mode="new", offline=True, **unsaid, **SHORT)
         logger.log_metrics({"loss": 1.0}, 0)
-        live(fake_wandb.runs[0], monkeypatch)
+        live(fake_wandb.runs[0])
     assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a-rank-0", "b-rank-0"]
     assert [arguments["reinit"] for arguments in fake_wandb.arguments] == [None, "create_new"]
     assert all(run.offline for run in fake_wandb.runs)
@@ -211,7 +208,7 @@ def test_sigterm_is_handled_only_for_runs_of_several_ranks_in_fabric(
     _ = logger.experiment
     module = BoringModel()
     if not in_fabric:
-        module._trainer = SimpleNamespace(callbacks=[])  # type: ignore[assignment]
+        module.trainer = SimpleNamespace(callbacks=[])  # type: ignore[assignment]
         logger.log_graph(module)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a Trainer that starts now finds no handler
     logger.log_metrics({"loss": 1.0}, 0)
@@ -227,20 +224,15 @@ def test_sigterm_is_handled_only_for_runs_of_several_ranks_in_fabric(
 @pytest.fixture
 def become_further_process(
     fake_wandb: FakeWandb,  # noqa: ARG001  # must run first
-    tmp_path: Path,
+    begin_script: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[], None]:
     """Begin as the main process; call the result to continue as local rank 1, its child."""
-    place = tmp_path / "offered"
-    place.mkdir()
-    monkeypatch.setattr(launching, "script_ids", ScriptIds(place))
+    begin_script()
 
     def become() -> None:
-        for variable, value in {"NODE_RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
-            monkeypatch.setenv(variable, value)
-        monkeypatch.setattr(os, "getppid", os.getpid)
+        begin_script(parent=os.getpid())
         monkeypatch.setattr(rank_zero_only, "rank", 1)
-        monkeypatch.setattr(launching, "script_ids", ScriptIds(place))
 
     return become
 

@@ -19,9 +19,7 @@ from lightning_trainers import quiet_trainer
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ReadError
 from dist_wandb.job.model import Topology
-from dist_wandb.lightning import launching
 from dist_wandb.lightning.checkpoints import KEY
-from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session.restart import DIRECTORY, RestartStore
 from dist_wandb.settings.options import Options
 
@@ -34,16 +32,11 @@ NOTES = Path("wandb") / DIRECTORY
 @pytest.fixture(autouse=True)
 def fresh_process(
     fake_wandb: FakeWandb,  # noqa: ARG001  # must run first
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[], None]:
+    begin_script: Callable[..., Path],
+) -> Callable[..., Path]:
     """Reset the process, as if no logger had been created; call the result to do so again, as in a restarted job."""
-
-    def begin() -> None:
-        monkeypatch.setattr(launching, "script_ids", ScriptIds(tmp_path))
-
-    begin()
-    return begin
+    begin_script()
+    return begin_script
 
 
 def trainer(logger: DistWandbLogger | list[DistWandbLogger] | bool, **more: Any) -> Trainer:
@@ -174,16 +167,13 @@ def leave_note(base_id: str, *, world_size: int = 2, session: str = "DistWandbLo
 
 
 def test_a_logger_that_may_continue_knows_the_id_before_the_ranks_are_known(
-    fresh_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    fresh_process: Callable[..., Path],
 ) -> None:
     """Its children, which ddp starts from the script, get the id from their parent."""
     leave_note("earlier")
-    assert DistWandbLogger(project="digits", run_mode="new", resume="auto")._holder.base_id == "earlier"
+    DistWandbLogger(project="digits", run_mode="new", resume="auto")
     leave_note("another one")
-    monkeypatch.setenv("NODE_RANK", "0")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were its own child
-    fresh_process()
+    fresh_process(parent=os.getpid())
     assert DistWandbLogger(project="digits", run_mode="new", resume="auto").version == "earlier"
 
 

@@ -76,15 +76,14 @@ def comparable(value: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _one_process(
     bare_environment: None,  # noqa: ARG001  # must run first
+    new_process: None,  # noqa: ARG001  # must run first
     ended_exchanges: None,  # noqa: ARG001  # must run first
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_sessions", [])
-    monkeypatch.setattr(wandb, "run", None)
     monkeypatch.chdir(tmp_path)
     for media in ("Image", "Audio", "Video"):  # the real classes need further packages
-        monkeypatch.setattr(wandb, media, functools.partial(stand_in_for_media, media))
+        setattr(wandb, media, functools.partial(stand_in_for_media, media))
     with mock.patch.dict(os.environ):  # the stock logger does not restore it
         yield
 
@@ -347,7 +346,8 @@ def test_the_last_stage_of_the_trainer_decides_how_the_run_ends(
         logger.log_metrics({"loss": 0.5}, 1)
         for status in statuses:
             logger.finalize(status)
-        registry._end_with_process(0, failed=False)
+        for session in registry.open_sessions():
+            session.end_with_process(0, failed=False)
 
     stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
     assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]

@@ -14,7 +14,7 @@ from strangers import give_away
 
 from dist_wandb.lightning.launching import ScriptIds
 
-Child = Callable[[], ScriptIds]
+Child = Callable[..., ScriptIds]
 
 
 @pytest.fixture(autouse=True)
@@ -23,15 +23,17 @@ def _bare(bare_environment: None) -> None:
 
 
 @pytest.fixture
-def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
+def place(begin_script: Callable[..., Path]) -> Path:
+    """The directory of the ids."""
+    return begin_script()
+
+
+@pytest.fixture
+def child(begin_script: Callable[..., Path]) -> Child:
     """Make this process look like its own child that Lightning has started for local rank 1."""
 
-    def be() -> ScriptIds:
-        monkeypatch.setenv("LOCAL_RANK", "1")
-        monkeypatch.setenv("NODE_RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setattr(os, "getppid", os.getpid)
-        return ScriptIds(tmp_path)
+    def be(parent: int | None = None) -> ScriptIds:
+        return ScriptIds(begin_script(parent or os.getpid()))
 
     return be
 
@@ -41,17 +43,17 @@ def file_in(directory: Path) -> Path:
     return found
 
 
-def test_a_child_takes_the_ids_of_its_parent_in_order_and_offers_nothing(tmp_path: Path, child: Child) -> None:
-    ids = ScriptIds(tmp_path)
+def test_a_child_takes_the_ids_of_its_parent_in_order_and_offers_nothing(place: Path, child: Child) -> None:
+    ids = ScriptIds(place)
     assert (ids.next_id("first"), ids.next_id("second")) == ((0, "first"), (1, "second"))
     ids.offer(0, "of the run")  # known later
     twin = child()
     assert [twin.next_id("own") for _ in range(3)] == [(0, "of the run"), (1, "second"), (2, "own")]
-    assert file_in(tmp_path).read_text() == '["of the run", "second"]'
+    assert file_in(place).read_text() == '["of the run", "second"]'
 
 
-def test_a_child_is_told_of_the_run(tmp_path: Path, child: Child) -> None:
-    ids = ScriptIds(tmp_path)
+def test_a_child_is_told_of_the_run(place: Path, child: Child) -> None:
+    ids = ScriptIds(place)
     ids.next_id("first")
     assert child().run_of(0) == {}
     ids.offer(0, "first", {"config": {"lr": 0.1}})
@@ -61,48 +63,48 @@ def test_a_child_is_told_of_the_run(tmp_path: Path, child: Child) -> None:
     assert [twin.run_of(number) for number in range(3)] == [{"config": {"lr": 0.1}}, {}, {}]
 
 
-def test_what_was_offered_is_that_of_its_moment(tmp_path: Path) -> None:
-    ids, layers = ScriptIds(tmp_path), list[object]([64])
+def test_what_was_offered_is_that_of_its_moment(place: Path) -> None:
+    ids, layers = ScriptIds(place), list[object]([64])
     ids.offer(0, "first", {"config": {"layers": layers}})
     layers.append(object())  # no text of JSON
     ids.offer(1, "second")
-    (offered,) = (json.loads(path.read_text()) for path in tmp_path.iterdir())
+    (offered,) = (json.loads(path.read_text()) for path in place.iterdir())
     assert offered == [["first", {"config": {"layers": [64]}}], "second"]
 
 
-def test_a_child_uses_its_own_id_if_the_parent_offers_none(tmp_path: Path, child: Child) -> None:
-    ScriptIds(tmp_path).offer(1, "second")
+def test_a_child_uses_its_own_id_if_the_parent_offers_none(place: Path, child: Child) -> None:
+    ScriptIds(place).offer(1, "second")
     twin = child()
     assert [twin.next_id("mine")[1], twin.next_id("also mine")[1]] == ["mine", "second"]
 
 
-def test_a_process_without_a_parent_offers_only_its_own_ids(tmp_path: Path) -> None:
-    ScriptIds(tmp_path).next_id("of before")
-    assert ScriptIds(tmp_path).next_id("own") == (0, "own")
-    assert file_in(tmp_path).read_text() == '["own"]'
-    assert ScriptIds(tmp_path / "missing").next_id("first") == (0, "first"), "ids are passed later"
+def test_a_process_without_a_parent_offers_only_its_own_ids(place: Path) -> None:
+    ScriptIds(place).next_id("of before")
+    assert ScriptIds(place).next_id("own") == (0, "own")
+    assert file_in(place).read_text() == '["own"]'
+    assert ScriptIds(place / "missing").next_id("first") == (0, "first"), "ids are passed later"
 
 
 @pytest.mark.parametrize(
     "content", ["", "{", '{"a": 1}', "3", "[1", "[[1]]", "[[]]", "of another user", "of a stranger"]
 )
 def test_a_file_that_is_not_the_parents_or_damaged_is_ignored(
-    tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch, content: str
+    place: Path, child: Child, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    ScriptIds(tmp_path).next_id("first")
+    ScriptIds(place).next_id("first")
     twin = child()
     if content == "of another user":
-        give_away(file_in(tmp_path), monkeypatch)
+        give_away(file_in(place), monkeypatch)
     elif content == "of a stranger":
-        monkeypatch.setattr(os, "getppid", lambda: os.getpid() + 1)
+        twin = child(os.getpid() + 1)
     else:
-        file_in(tmp_path).write_text(content)
+        file_in(place).write_text(content)
     assert twin.next_id("own") == (0, "own")
 
 
-def test_only_this_user_may_read_the_file(tmp_path: Path) -> None:
-    ScriptIds(tmp_path).next_id("first")
-    assert file_in(tmp_path).stat().st_mode & 0o077 == 0
+def test_only_this_user_may_read_the_file(place: Path) -> None:
+    ScriptIds(place).next_id("first")
+    assert file_in(place).stat().st_mode & 0o077 == 0
 
 
 def test_the_file_is_removed_with_its_process_and_the_environment_unchanged(tmp_path: Path) -> None:

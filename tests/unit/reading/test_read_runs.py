@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from limits import Limit
 from record_files import Record, end, header, new_record, row, run, write_run
 from shared_runs import write_rank
 
@@ -106,12 +107,12 @@ def test_an_unknown_writer_is_an_error(shared: LocalRun) -> None:
         shared.history("loss", writer="rank-1")
 
 
-def test_history_of_too_many_values_is_refused(shared: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_VALUES", 8)
+def test_history_of_too_many_values_is_refused(shared: LocalRun, limit: Limit) -> None:
+    limit(reading, MOST_VALUES=8)
     assert len(shared.history("loss", writer=0)["loss"]) == 3
     with pytest.raises(ReadError, match="Request fewer names"):
         shared.history()
-    monkeypatch.setattr(reading, "MOST_METRICS", 1)
+    limit(reading, MOST_METRICS=1)
     with pytest.raises(ReadError, match="More than 1 names match"):
         shared.history("rank-*")
 

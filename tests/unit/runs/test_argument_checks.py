@@ -143,6 +143,8 @@ def test_a_refused_id_is_named_with_its_origin(
         requested.run_id(arguments)
 
 
-def test_a_wandb_that_accepts_any_argument_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb, "init", lambda **_: None)
+@pytest.mark.usefixtures("new_process")
+def test_a_wandb_that_accepts_any_argument_is_trusted() -> None:
+    module: Any = wandb
+    module.init = lambda **_: None
     check_init_arguments({"projct": 1}, "the integration")

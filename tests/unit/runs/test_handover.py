@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from wandb.sdk.wandb_config import Config
 
 from dist_wandb.runs import wandb_private
 from dist_wandb.runs.null_run import NullRun
@@ -21,14 +22,24 @@ def test_a_run_is_passed_as_a_pickle() -> None:
     assert wandb_private.unpickled_run(data) == run
 
 
-def test_a_run_is_passed_with_its_config_which_wandb_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    run: Any = SimpleNamespace(config={"lr": 0.1, "names": {1: "a"}})
+class Run:
+    """A run that leaves out its config, as wandb's does."""
+
+    def __init__(self) -> None:
+        self.config: Any = Config()  # type: ignore[no-untyped-call]
+
+    def __reduce__(self) -> tuple[type[Run], tuple[()]]:
+        return Run, ()
+
+
+def test_a_run_is_passed_with_its_config_which_wandb_leaves_out() -> None:
+    run: Any = Run()
+    run.config.update({"lr": 0.1, "names": {1: "a"}})
     data = wandb_private.pickled_run(run)
-    filled: list[object] = []
-    monkeypatch.setattr(wandb_private, "fill_config", lambda _, values: filled.append(values))
     assert data is not None
-    assert wandb_private.unpickled_run(data)
-    assert filled == [{"lr": 0.1, "names": {1: "a"}}]
+    received = wandb_private.unpickled_run(data)
+    assert received is not None
+    assert dict(received.config) == {"lr": 0.1, "names": {1: "a"}}
 
 
 @pytest.mark.parametrize(

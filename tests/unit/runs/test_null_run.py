@@ -13,9 +13,7 @@ import pytest
 import torch
 from wandb.sdk.wandb_run import Run
 
-from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import HostCopy, Later
-from dist_wandb.runs import null_run
 from dist_wandb.runs.null_run import NullPart, NullRun, Statistics
 
 USES: list[Callable[[Any], Any]] = [
@@ -109,13 +107,7 @@ def test_what_a_rank_sets_of_a_null_run_is_read_until_the_primary_may_have_chang
     assert late.name == "dawn"
 
 
-@pytest.fixture
-def reset_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset the warning about unknown values."""
-    monkeypatch.setattr(null_run, "_notices", Notices())
-
-
-@pytest.mark.usefixtures("reset_notice")
+@pytest.mark.usefixtures("new_process")
 @pytest.mark.parametrize("use", USES)
 def test_an_unknown_value_compares_as_nan_with_one_warning(
     use: Callable[[Any], Any], caplog: pytest.LogCaptureFixture

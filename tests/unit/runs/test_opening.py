@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import wandb
+from limits import Limit
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, UnavailableError
 from dist_wandb.job.model import Topology
-from dist_wandb.runs import opening, wandb_init, wandb_private
+from dist_wandb.runs import opening
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener
 from dist_wandb.session.session import Session
@@ -35,7 +36,6 @@ class Unreliable:
 
     def __init__(self, fake: FakeWandb, failures: dict[str, int], error: Exception) -> None:
         self.opened: list[str] = []
-        self.cleared = 0
         self._init = fake.init
         self.failures = dict(failures)
         self._error = error
@@ -52,20 +52,14 @@ class Unreliable:
                 raise self._error
         return self._init(**arguments)
 
-    def clear(self) -> None:
-        self.cleared += 1
-
 
 @pytest.fixture
-def unreliable(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Any:
+def unreliable(fake_wandb: FakeWandb, limit: Limit) -> Any:
     def make(error: Exception = DEAD, **failures: int) -> Unreliable:
-        made = Unreliable(
-            fake_wandb, {key.replace("_", " ").replace("rank ", "rank-"): n for key, n in failures.items()}, error
-        )
-        monkeypatch.setattr(wandb_private, "tear_down_service", made.clear)
-        return made
+        by_key = {key.replace("_", " ").replace("rank ", "rank-"): n for key, n in failures.items()}
+        return Unreliable(fake_wandb, by_key, error)
 
-    monkeypatch.setattr(opening, "_PAUSE", 0.01)
+    limit(opening, _PAUSE=0.01)
     return make
 
 
@@ -75,7 +69,7 @@ def test_a_run_that_cannot_be_opened_is_written_to_disk(
     wandb_ = unreliable(online=1)
     run = dist_wandb.init("digits", id="exp")
     assert wandb_.opened == ["online", "offline"]
-    assert wandb_.cleared == 1
+    assert fake_wandb.torn_down == 1
     assert run.run.offline
     assert fake_wandb.arguments[-1]["project"] == "digits"
     assert "rank 0 could not open its run: Timed out initializing run. Continuing offline" in caplog.text
@@ -137,14 +131,16 @@ def test_training_continues_even_if_the_disk_fails(unreliable: Any, caplog: pyte
     assert "rank 0 cannot write its run to disk either" in caplog.text
 
 
-def test_another_run_of_the_process_is_not_torn_down(unreliable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    aside: list[int] = []
-    monkeypatch.setattr(wandb_private, "detach_service", lambda: aside.append(1))
+def test_another_run_of_the_process_is_not_torn_down(
+    unreliable: Any, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb_ = unreliable(online=0)
+    monkeypatch.setenv("WANDB_SERVICE", "of wandb's own process")
     dist_wandb.init()
     wandb_.failures["online"] = 1
     inner = dist_wandb.init(reinit="create_new")
-    assert (wandb_.cleared, aside) == (0, [1])  # the failed run keeps its id in use in the other run's process
+    assert fake_wandb.torn_down == 0
+    assert "WANDB_SERVICE" not in os.environ  # the failed run keeps its id in use in the other run's process
     assert inner.run.offline
 
 
@@ -224,7 +220,6 @@ def test_a_secondary_retries(job: Job, unreliable: Any) -> None:
     wandb_ = unreliable(rank_1_online=2)
     _, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
     assert wandb_.opened.count("rank-1 online") == 3
-    assert wandb_.cleared >= 0
     assert not second.run.offline
 
 
@@ -280,15 +275,12 @@ def test_if_the_primary_refuses_its_arguments_the_other_ranks_say_why() -> None:
 
 
 def test_a_sidecar_that_cannot_be_written_does_not_end_the_training(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(wandb_init, "write_sidecar", full)
+    (fake_wandb.directory / "run-0" / "dist-wandb.json").mkdir(parents=True)
     first, _ = job(TWO, lambda _: {"id": "exp", "mode": "offline"})
     assert first.run.offline
-    assert "rank 0 could not write dist-wandb.json beside its run (No space left on device)" in caplog.text
+    assert "rank 0 could not write dist-wandb.json beside its run (Is a directory)" in caplog.text
 
 
 # --- rows wait for all writers ----------------------------------------------------------------------------------------

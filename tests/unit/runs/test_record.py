@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from limits import Limit
 
 import dist_wandb
 from dist_wandb.errors import UnavailableError
@@ -25,13 +26,11 @@ def dead(*_: Any, **__: Any) -> None:
 class Stand:
     """A record over two fake runs; the first one dies."""
 
-    def __init__(self, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, fake: FakeWandb) -> None:
         self.lost: FakeRun = fake.init(id="exp")
         self.lost.config.update({"lr": 0.1})
         self.config: Mapping[str, Any] = {}
-        self.cleared = 0
         self.fake = fake
-        monkeypatch.setattr(wandb_private, "tear_down_service", self._clear_away)
         self.reopen: Callable[..., Any] = self.open_second
         self.record = Record(self.lost, 0, self._replacement)  # type: ignore[arg-type]
 
@@ -44,10 +43,8 @@ class Stand:
         return self.fake.runs[1]
 
     def kill(self) -> None:
+        """Kill wandb's process."""
         self.lost.log = self.lost.finish = dead  # type: ignore[method-assign]
-
-    def _clear_away(self) -> None:
-        self.cleared += 1
 
     def _replacement(self, *given: Any) -> Any:
         return self.reopen(*given)
@@ -58,8 +55,8 @@ class Stand:
 
 
 @pytest.fixture
-def stand(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Stand:
-    return Stand(fake_wandb, monkeypatch)
+def stand(fake_wandb: FakeWandb) -> Stand:
+    return Stand(fake_wandb)
 
 
 def test_after_wandbs_process_dies_the_last_rows_are_written_again_and_others_follow(
@@ -72,7 +69,7 @@ def test_after_wandbs_process_dies_the_last_rows_are_written_again_and_others_fo
     assert [row["global_step"] for row in stand.second.rows] == [0, 1, 2, 3]
     assert stand.run is stand.second
     assert stand.config == {"lr": 0.1}
-    assert stand.cleared == 1
+    assert stand.fake.torn_down == 1
     assert "Lost wandb's own process on rank 0" in caplog.text
 
 
@@ -87,8 +84,8 @@ def test_a_row_of_several_parts_is_written_again_as_a_whole(stand: Stand) -> Non
     assert stand.second.rows == rows
 
 
-def test_rows_that_are_old_are_on_disk(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_UNSAFE", -1.0)
+def test_rows_that_are_old_are_on_disk(stand: Stand, limit: Limit) -> None:
+    limit(record, _UNSAFE=-1.0)
     stand.record.log({"loss": 1.0})
     stand.kill()
     stand.record.log({"loss": 2.0})
@@ -129,15 +126,13 @@ def test_if_the_replacement_cannot_be_opened_training_continues(stand: Stand, ca
     assert "rank 0 cannot write it there: disk full. Further rows are dropped." in caplog.text
 
 
-def test_two_runs_of_a_process_replace_wandbs_process_once(
-    stand: Stand, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = Stand(fake_wandb, monkeypatch)
+def test_two_runs_of_a_process_replace_wandbs_process_once(stand: Stand, fake_wandb: FakeWandb) -> None:
+    other = Stand(fake_wandb)
     stand.kill()
     other.kill()
     stand.record.log({"loss": 1.0})
     other.record.log({"loss": 1.0})
-    assert stand.cleared + other.cleared == 1
+    assert fake_wandb.torn_down == 1
 
 
 def test_a_process_that_writes_only_a_lost_run_is_not_torn_down(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +140,10 @@ def test_a_process_that_writes_only_a_lost_run_is_not_torn_down(stand: Stand, mo
     stand.kill()
     stand.record.log({"loss": 1.0})
     assert stand.second.rows == [{"loss": 1.0}]
-    assert stand.cleared == 0
+    assert stand.fake.torn_down == 0
 
 
-def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_private, "tear_down_service", lambda: None)
+def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init("digits", config={"lr": 0.1})
     session.config.update({"epochs": 3})
     fake_wandb.runs[0].log = dead  # type: ignore[method-assign]
@@ -166,13 +160,11 @@ def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb, mon
     assert fake_wandb.runs[1].exit_codes == [None]
 
 
-def test_a_change_of_the_config_detects_the_loss_too(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_private, "tear_down_service", lambda: None)
+def test_a_change_of_the_config_detects_the_loss_too(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init("digits", config={"lr": 0.1})
     lost: Any = fake_wandb.runs[0]
     lost.log = dead
-    kind: Any = type(lost.config).__mro__[2]
-    monkeypatch.setattr(kind, "update", _dies_once(kind.update))
+    lost.config.failures.append(ConnectionResetError(104, "Connection reset by peer"))
     session.config.update({"epochs": 3})
     run: Any = session.run
     assert run is fake_wandb.runs[1]
@@ -207,7 +199,7 @@ def test_an_error_about_one_row_does_not_replace_the_run(stand: Stand, error: Ex
     stand.record.log({"loss": 3.0})
     assert stand.run is stand.lost
     assert [row["loss"] for row in stand.lost.rows if row] == [1.0, 3.0]
-    assert stand.cleared == 0
+    assert stand.fake.torn_down == 0
     assert stand.record.finish(0) is None
 
 
@@ -284,15 +276,3 @@ def test_a_signal_handler_may_log_while_the_run_is_replaced(stand: Stand) -> Non
     assert not thread.is_alive()
     assert interrupted.is_set()
     assert sorted(row["loss"] for row in stand.second.rows) == [1.0, 2.0]
-
-
-def _dies_once(update: Any) -> Any:
-    died: list[bool] = []
-
-    def dying(*args: Any, **kwargs: Any) -> Any:
-        if not died:
-            died.append(True)
-            dead()
-        return update(*args, **kwargs)
-
-    return dying

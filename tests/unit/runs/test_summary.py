@@ -12,16 +12,26 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.summary import SummaryWrites
 
 
+class Written(Summary):
+    """wandb's summary of a run below."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(lambda: run.values)
+        self._set_update_callback(run.write)
+
+
 class Run:
     """A run with wandb's summary, whose values are here; a row replaces them as in wandb."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.records: list[Any] = []
-        self.summary = Summary(lambda: self.values)
-        self.summary._set_update_callback(self._write)
+        self.failure: type[Exception] | None = None  # of the user's next write
+        self.summary = Written(self)
 
-    def _write(self, record: Any) -> None:
+    def write(self, record: Any) -> None:
+        if self.failure is not None:
+            raise self.failure(record)
         self.records.append(record)
         for item in (*record.update, *record.remove):
             *parents, name = item.key
@@ -168,12 +178,7 @@ def test_another_run_in_its_place_gets_all_writes(script: Script) -> None:
 def test_an_error_of_wandb_is_the_users_but_not_that_of_a_row(script: Script) -> None:
     call = script.log(loss=0.5)
 
-    def fail(record: Any) -> None:
-        raise OSError(record)
-
-    script.remove()
-    script.run.summary._set_update_callback(fail)
-    script.writes.follow(script.run)
+    script.run.failure = OSError
     with pytest.raises(OSError, match="loss"):
         script.summary["loss"] = 9
     script.write(call)

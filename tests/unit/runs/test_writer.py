@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from limits import Limit
 from opened_runs import FIRST, SECOND, opened
 
 from dist_wandb.job.model import Topology
@@ -100,15 +101,22 @@ def test_values_that_may_change_are_passed_to_wandb_at_once() -> None:
     ]
 
 
-def test_an_open_row_has_the_time_of_its_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 20.0, 30.0])
-    monkeypatch.setattr(writer, "time", SimpleNamespace(time=lambda: next(clock)))
-    calls = rows_of(({"a": 1}, 2, False), ({"b": 2}, 2, False), ({"c": 3}, 3, False), ({"d": 4}, 3, True))
-    assert [row.get("_timestamp") for row, _ in calls] == [20.0, None]  # a row that is written at once needs none
+def test_an_open_row_has_the_time_of_its_last_call() -> None:
+    run = Recorder()
+    rows = RunWriter(run, PLAIN, "global_step")  # type: ignore[arg-type]  # a Recorder
+    rows.write({"a": 1}, 2, commit=False)
+    before = time.time()
+    rows.write({"b": 2}, 2, commit=False)
+    after = time.time()
+    rows.write({"c": 3}, 3, commit=False)
+    rows.write({"d": 4}, 3, commit=True)
+    (first, _), (second, _) = run.calls
+    assert before <= first["_timestamp"] <= after
+    assert "_timestamp" not in second  # a row that is written at once needs none
 
 
-def test_a_thread_waits_for_another_only_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_LONGEST_TURN", 0.05)
+def test_a_thread_waits_for_another_only_for_a_limited_time(limit: Limit) -> None:
+    limit(writer, _LONGEST_TURN=0.05)
     goes_on, is_in, run = threading.Event(), threading.Event(), Recorder()
     log = run.log
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.job.model import Topology
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, beside_trial, plan_run, unit_run_id
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run, unit_run_id
 
 layouts = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
@@ -38,24 +37,3 @@ def test_only_the_run_of_the_jobs_primary_is_the_trial(
 
 def _others(plan: RunPlan) -> tuple[object, ...]:
     return plan.opens_run, plan.group, plan.label, plan.primary, plan.name_suffix, plan.shared, plan.own_directory
-
-
-@pytest.mark.parametrize(
-    ("layout", "mode", "scope", "expected"),
-    [
-        ([1], "new", "worker", ""),
-        ([2], "auto", "worker", ""),
-        ([2, 2], "shared", "global", ""),
-        ([2], "new", "global", "the run 't7' of rank 0. The runs of the other ranks"),
-        ([2], "new", "worker", "and are in its group 't7', but are not part"),
-        ([2, 2], "new", "worker", "the trial's values, but are not part"),
-        ([1, 1], "auto", "worker", "the run 't7' of node 0. The runs of the other nodes"),
-        ([2, 2], "shared", "worker", "the run 't7' of node 0. The runs of the other nodes"),
-    ],
-)
-def test_a_warning_names_runs_outside_of_the_sweep(layout: list[int], mode: str, scope: str, expected: str) -> None:
-    topology = ranks(layout)[0]
-    text = beside_trial(topology, plan_run(topology, mode, scope, "t7", in_sweep=True))
-    assert bool(text) is bool(expected)
-    assert expected in (text or "")
-    assert beside_trial(topology, plan_run(topology, mode, scope, "t7")) is None

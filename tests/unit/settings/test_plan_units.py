@@ -100,22 +100,9 @@ def test_hardware_of_other_nodes_is_recorded_for_any_unit() -> None:
     assert plan.needs_base_id
 
 
-def test_a_primary_outside_of_its_unit_is_refused_on_that_rank() -> None:
-    with pytest.raises(ConfigurationError, match=r"Rank 0 is the primary of the job, but it is not in unit=\[2, 3\]"):
-        plan_run(topologies(4)[0], "auto", "global", "exp", unit=(2, 3))
-    plan = plan_run(topologies(4, primary=2)[2], "auto", "global", "exp", unit=(2, 3))
-    assert plan.opens_run
-
-
 def test_a_unit_together_with_worker_scope_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Give only one of them"):
         plan_run(topologies(2)[0], "auto", "worker", "exp", unit=(0, 1))
-
-
-@pytest.mark.parametrize("primary", [-5, 4])
-def test_a_primary_that_is_not_a_rank_of_the_job_is_refused(primary: int) -> None:
-    with pytest.raises(ConfigurationError, match=rf"primary_rank={primary} is not a rank of this job of 4 \(given\)"):
-        topologies(4, primary)
 
 
 @pytest.mark.parametrize(

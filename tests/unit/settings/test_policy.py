@@ -1,13 +1,11 @@
-"""Which ranks open which runs: the table in modes.json, and invariants for any layout of ranks over nodes."""
+"""Which ranks open which runs: invariants for any layout of ranks over nodes; `test_cli.py` has the table."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,10 +26,6 @@ from dist_wandb.settings.plan import (
 )
 
 Planned = list[tuple[Topology, RunPlan]]
-
-MODES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
-GIVEN = ("global_rank", "local_rank", "node_rank")
-DECIDED = ("opens_run", "run_id", "group", "shared", "label", "primary")
 
 layouts = st.lists(st.integers(1, 8), min_size=1, max_size=6)
 several_ranks = layouts.filter(lambda layout: sum(layout) > 1)
@@ -54,18 +48,6 @@ def plan_all(layout: list[int], mode: str, scope: str, base_id: str = "exp", gro
 
 def unit_of(rank: Topology, scope: str) -> int | None:
     return rank.node_rank if scope == "worker" else 0
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", MODES, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
-def test_every_rank_acts_as_in_the_table(case: dict[str, Any]) -> None:
-    planned = plan_all(case["ranks_per_node"], case["run_mode"], case["rank_scope"])
-    assert [
-        {name: getattr(rank, name) for name in GIVEN} | {name: getattr(plan, name) for name in DECIDED}
-        for rank, plan in planned
-    ] == case["ranks"]
 
 
 # --- invariants for any layout ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from limits import Limit
 
 from dist_wandb.job.model import Topology
 from dist_wandb.settings import plan
@@ -71,14 +72,16 @@ def test_thousands_of_runs_warn(run_mode: str, rank_scope: str, runs: str) -> No
     assert found.endswith('Use run_mode="auto" with rank_scope="global": one run, with the metrics of all ranks.')
 
 
-def test_one_rank_warns_before_the_runs_are_opened(job: Job, fake_wandb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MOST_WRITERS", 1)
-    seen: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        "dist_wandb.session.opener.warn", lambda message, _: seen.append((message, len(fake_wandb.runs)))
-    )
+def test_one_rank_warns_before_the_runs_are_opened(job: Job, fake_wandb: Any, limit: Limit) -> None:
+    limit(plan, MOST_WRITERS=1)
     topologies = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
-    job(topologies, run_mode="shared", rank_scope="global")
-    ((message, opened),) = seen
-    assert message.startswith('run_mode="shared" opens a run with 2 writers')
-    assert opened == 0
+    init, warned = fake_wandb.init, list[int]()
+
+    def noted(**arguments: Any) -> Any:
+        warned.append(len(caught))
+        return init(**arguments)
+
+    fake_wandb.init = noted
+    with pytest.warns(UserWarning, match='run_mode="shared" opens a run with 2 writers') as caught:
+        job(topologies, run_mode="shared", rank_scope="global")
+    assert warned == [1, 1]

@@ -15,7 +15,7 @@ __all__ = ["fresh_state", "whole_run"]
 
 
 @pytest.fixture
-def whole_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+def whole_run(fake_wandb: FakeWandb) -> FakeWandb:
     """Add to the runs what the stock callback also uses. The module has names for the current run, as wandb has."""
     fake, open_run = fake_wandb, fake_wandb.init
     done: list[tuple[str, Any]] = []
@@ -25,11 +25,9 @@ def whole_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWan
         run.done = done
         run.watch = lambda _model, **how: done.append(("watch", how))
         run.log_artifact = lambda artifact, aliases: done.append((artifact.name, aliases))
-        run._telemetry_callback = lambda _message: None
         run.get_url = lambda: run.url  # in transformers 4
-        run._label = lambda code: done.append(("label", code))
         for name in ("config", "summary", "watch", "log_artifact", "finish"):
-            monkeypatch.setattr(wandb, name, getattr(run, name))
+            setattr(wandb, name, getattr(run, name))
         return run
 
     fake.sets_globals = True

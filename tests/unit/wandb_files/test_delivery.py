@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from offline_runs import fill_disk
 
 from dist_wandb.wandb_files import record_file
 from dist_wandb.wandb_files.debug_log import untaken, unwritten
@@ -88,7 +87,7 @@ def test_rows_that_were_not_written_to_disk_are_reported(log: Any) -> None:
 
 
 def test_a_full_disk_is_reported_although_the_log_is_on_it(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    fill_disk(monkeypatch, free=1000)
     (reason,) = unwritten(log()).values()
     assert reason.endswith("is full")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offline_runs import refuse_to_scan
+from limits import Limit
 from stored import find_runs
 
 from dist_wandb.errors import ReadError
@@ -71,23 +71,13 @@ def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
     ]
 
 
-def test_a_directory_that_cannot_be_searched_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
-    closed = tmp_path / "closed"
-    touch(closed / "offline-run-1-b/run-b.wandb")
-    refuse_to_scan(closed, monkeypatch)
-    reported: list[ReadError] = []
-    assert find_runs(tmp_path, report=reported.append) == [run]
-    assert [str(error) for error in reported] == [f"{closed}: cannot be searched: Permission denied."]
-
-
-def test_the_search_of_an_endless_tree_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_an_endless_tree_ends(tmp_path: Path, limit: Limit) -> None:
     run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
     touch(tmp_path / "/".join("d" * 70) / "offline-run-1-b/run-b.wandb")
     reported: list[ReadError] = []
     assert find_runs(tmp_path, report=reported.append) == [run]
     assert [str(error).rpartition(":")[2] for error in reported] == [f" is more than 64 levels below {tmp_path}."]
-    monkeypatch.setattr(finding, "_MOST_ENTRIES", 10)
+    limit(finding, _MOST_ENTRIES=10)
     reported.clear()
     assert find_runs(tmp_path, report=reported.append) == [run]
     assert "only 10 entries are searched" in str(reported[0])

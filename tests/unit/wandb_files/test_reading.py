@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import Limit
 from offline_runs import sidecar_record
 from record_files import content_of, of_json
 from stored import find_runs, read_files, read_run
@@ -90,10 +91,8 @@ def test_the_parts_of_an_image_start_with_its_name(row: dict[str, Any]) -> None:
     assert set(contents.metrics) == numbers
 
 
-def test_the_number_of_metrics_is_limited_and_patterns_select_them(
-    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "MOST_METRICS", 3)
+def test_the_number_of_metrics_is_limited_and_patterns_select_them(write_run: WriteRun, limit: Limit) -> None:
+    limit(reading, MOST_METRICS=3)
     path = write_run(RUN, history(**{f"m{number}": number for number in range(5)}, last=1))
     run = read_run(path)
     assert (list(run.metrics), run.has_more_metrics) == (["last", "m0", "m1"], True)
@@ -102,17 +101,16 @@ def test_the_number_of_metrics_is_limited_and_patterns_select_them(
     assert read_run(write_run(RUN, history(**{"x" * 1001: 1, "y": 1}), run_id="long")).has_more_metrics
 
 
-def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_LARGEST_CONFIG", 100)
+def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, limit: Limit) -> None:
+    limit(reading, _LARGEST_CONFIG=100)
     updates = [{name: "x" * 40} for name in "abc"] + [{"a": 1}, {"d": ["x" * 20] * 2}]
     run = read_run(write_run(RUN, *({"type": "config", "config": {"update": update}} for update in updates)))
     assert (sorted(run.config), run.config["a"]) == (["a", "b", "d"], 1)
     assert run.problems == ("1 values of its config are left out because it is too large",)
 
 
-def test_a_file_with_too_many_values_is_refused(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_VALUES", 9)
-    monkeypatch.setattr(reading, "_BETWEEN_CHECKS", 2)
+def test_a_file_with_too_many_values_is_refused(write_run: WriteRun, limit: Limit) -> None:
+    limit(reading, MOST_VALUES=9, _BETWEEN_CHECKS=2)
     path = write_run(RUN, *(history(loss=number, acc=1) for number in range(6)))
     _, errors = read_files([path])
     assert str(errors[path]).endswith("abc.wandb: Its metrics have more than 9 values. Request fewer names.")

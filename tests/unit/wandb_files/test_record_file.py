@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import Limit
 from record_files import BLOCK, framed
 
 from dist_wandb.errors import ReadError
@@ -127,8 +128,8 @@ def test_a_file_with_records_that_wandb_never_writes_is_refused(tmp_path: Path, 
         copied(tmp_path, framed([record(HISTORY, b"row"), content]))
 
 
-def test_a_record_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_file, "MOST_BYTES", 3 * BLOCK)
+def test_a_record_that_is_too_large_is_refused(tmp_path: Path, limit: Limit) -> None:
+    limit(record_file, MOST_BYTES=3 * BLOCK)
     whole = framed([record(HISTORY, bytes(3 * BLOCK - 20))])
     assert copied(tmp_path, whole) == whole
     with pytest.raises(ReadError, match=f"a record of more than {3 * BLOCK} bytes"):
@@ -157,13 +158,10 @@ def test_a_record_of_many_blocks_takes_at_most_three_times_its_memory(tmp_path: 
 
 
 @pytest.mark.parametrize("part", [b"", b"\x12\x00", field(10, b"\x0a\x10" + bytes(16))])
-def test_a_file_of_tiny_parts_is_not_read_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: bytes
-) -> None:
+def test_a_file_of_tiny_parts_is_not_read_without_end(tmp_path: Path, limit: Limit, part: bytes) -> None:
     path = tmp_path / "run-exp.wandb"
     path.write_bytes(framed([part] * 20_000))
     assert len(list(records_of(path))) == 20_000
-    monkeypatch.setattr(record_file, "SECONDS", 0.001)
-    monkeypatch.setattr(record_file, "SECONDS_PER_MIB", 0.0)
+    limit(record_file, SECONDS=0.001, SECONDS_PER_MIB=0.0)
     with pytest.raises(ReadError, match="takes more than 0 s of processor time"):
         list(records_of(path))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import wandb
+from limits import Limit
 from record_files import Record, content_of, end, framed, header, new_record, of_json, row, run, serialised
 
 from dist_wandb.errors import ReadError
@@ -268,10 +269,8 @@ def test_a_damaged_file_is_read_as_far_as_the_reader_does(tmp_path: Path, what: 
     assert problems == {"damaged": [damaged], "zeros": []}.get(what, [cut])
 
 
-def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(records, "_LARGEST_RECORD", 100_000)
+def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(tmp_path: Path, limit: Limit) -> None:
+    limit(records, _LARGEST_RECORD=100_000)
     deep = b"[" * 100 + b"]" * 100
     path = file_of(tmp_path, [row(0), row(1, {"x": deep}), row(2, {"x": "x" * 100_000}), row(3)])
     rows, problems = rows_of(path)
@@ -282,8 +281,8 @@ def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(
     ]
 
 
-def test_names_without_number_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_MOST_NAMES", 5)
+def test_names_without_number_take_no_memory(tmp_path: Path, limit: Limit) -> None:
+    limit(records, _MOST_NAMES=5)
     rows = [row(step, {f"name{step % 20}": step}) for step in range(100)]
     assert len(both_ways(file_of(tmp_path, rows))) == 100
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from strangers import give_away
+from strangers import become_another_user, give_away
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.small_files import open_ordinary, own_directory, parse_json, read_small, write_small
@@ -73,8 +73,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_another_user_is_refused_if_it_must_be_owned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "note"
     write_small(path, b"note")
-    owner = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    owner = become_another_user(monkeypatch)
     assert read_small(path) == b"note"
     with pytest.raises(ReadError, match=f"belongs to user {owner}"):
         read_small(path, owner=os.getuid())
@@ -136,9 +135,9 @@ def test_on_a_file_server_that_maps_users_the_mapped_user_is_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example root on NFS with root_squash: its files there belong to nobody."""
-    directory, there = tmp_path / "notes", os.getuid()
+    directory = tmp_path / "notes"
     directory.mkdir()
-    monkeypatch.setattr(os, "getuid", lambda: there + 1)
+    there = become_another_user(monkeypatch)
     assert own_directory(directory) == there
     write_small(directory / "note", b"note")
     assert read_small(directory / "note", owner=there) == b"note"

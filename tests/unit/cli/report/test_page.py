@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from limits import Limit
 
 from dist_wandb.cli.report import page
 from dist_wandb.cli.report.page import Chart, Line, Report, Run, json_of, page_of
@@ -82,12 +83,12 @@ def test_the_policy_names_the_scripts_and_allows_no_connection() -> None:
     assert not {"connect-src", "frame-src", "font-src", "object-src"} & rules.keys()
 
 
-def test_a_page_that_would_be_too_large_has_fewer_points_but_the_spikes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_would_be_too_large_has_fewer_points_but_the_spikes(limit: Limit) -> None:
     ys = [float(step % 7) for step in range(50_000)]
     ys[12_345], ys[23_456] = 99.0, -99.0
     chart = Chart("a", "_step", Line(list(range(50_000)), ys))
     report = replace(REPORT, runs=[replace(RUN, charts=[chart])])
-    monkeypatch.setattr(page, "LARGEST", 400_000)
+    limit(page, LARGEST=400_000)
     content = page_of(report, "")
     assert len(content) <= 400_000
     shown = json.loads(elements(content.decode(), "script")[0])["runs"][0]["charts"][0]
@@ -96,8 +97,8 @@ def test_a_page_that_would_be_too_large_has_fewer_points_but_the_spikes(monkeypa
     assert (23_456, -99) in zip(shown["line"]["x"], shown["line"]["y"], strict=True)
 
 
-def test_a_page_that_cannot_be_small_enough_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "LARGEST", 100_000)
+def test_a_page_that_cannot_be_small_enough_is_refused(limit: Limit) -> None:
+    limit(page, LARGEST=100_000)
     with pytest.raises(ReadError, match="report would be too large, even with few points"):
         page_of(REPORT, "x" * 10)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from offline_runs import fill_disk
 
 from dist_wandb.cli.uploads.contents import copy_file, copy_files, entries_below
 from dist_wandb.errors import ReadError, UploadError
@@ -41,33 +42,47 @@ def test_large_files_are_linked_except_those_that_w_and_b_writes(files: Path) ->
     assert found["config.yaml"].read_bytes() == LARGE
 
 
-def test_large_files_are_copied_if_they_cannot_be_linked(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def link(*_: object, **__: object) -> None:
+@pytest.fixture
+def before_a_link(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Let something happen whenever a file is about to be linked."""
+    really = os.link
+
+    def let(act: Callable[[], object]) -> None:
+        def link(*arguments: Any, **options: Any) -> None:
+            act()
+            really(*arguments, **options)
+
+        monkeypatch.setattr(os, "link", link)
+
+    return let
+
+
+def test_large_files_are_copied_if_they_cannot_be_linked(files: Path, before_a_link: Any) -> None:
+    def fail() -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr(os, "link", link)
+    before_a_link(fail)
     found = copied(files)
     assert found["media/large.mp4"].read_bytes() == LARGE
     assert not found["media/large.mp4"].samefile(files / "media" / "large.mp4")
 
 
 def test_the_file_that_was_checked_is_linked_although_its_path_is_replaced(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Path, tmp_path: Path, before_a_link: Any
 ) -> None:
     (tmp_path / "secret").write_bytes(LARGE)
-    large, really = files / "media" / "large.mp4", os.link
+    large = files / "media" / "large.mp4"
 
-    def link(*arguments: Any, **options: Any) -> None:
+    def replace() -> None:
         large.rename(tmp_path / "moved")
         large.symlink_to(tmp_path / "secret")
-        really(*arguments, **options)
 
-    monkeypatch.setattr(os, "link", link)
+    before_a_link(replace)
     assert copied(files)["media/large.mp4"].samefile(tmp_path / "moved")
 
 
 def test_without_disk_space_nothing_is_copied(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    fill_disk(monkeypatch, free=1 << 20)
     with pytest.raises(UploadError, match=r"not enough space for a copy\. Set XDG_STATE_HOME"):
         copied(files)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import Limit
 
 from dist_wandb.cli.uploads.state import Sent, read_attempt, read_log
 from dist_wandb.errors import ReadError
@@ -223,28 +224,28 @@ def test_an_invalid_status_is_not_a_refusal(tmp_path: Path, value: str) -> None:
     assert read_log(log).unsure == 3
 
 
-def test_a_log_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_too_long_is_refused(tmp_path: Path, limit: Limit) -> None:
     log = tmp_path / "debug-sync.1.log"
     with log.open("wb") as sparse:
         sparse.truncate(2**40)
-    monkeypatch.setattr(debug_log, "LONGEST_LOG", 2**24)
+    limit(debug_log, LONGEST_LOG=2**24)
     with pytest.raises(ReadError, match=r"debug-sync.1.log: is longer than 16777216 bytes"):
         read_log(log)
 
 
 @pytest.mark.parametrize("line", [b"\n", b"{}\n", b"x" * 100 + b"\n"])
-def test_a_log_of_many_lines_is_refused(tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_of_many_lines_is_refused(tmp_path: Path, line: bytes, limit: Limit) -> None:
     log = tmp_path / "debug-internal.log"
     log.write_bytes(line * 10_001)
-    monkeypatch.setattr(debug_log, "MOST_LINES", 10_000)
+    limit(debug_log, MOST_LINES=10_000)
     with pytest.raises(ReadError, match=r"debug-internal.log: has more than 10000 lines"):
         read_log(log)
 
 
-def test_a_log_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_takes_too_long_is_refused(tmp_path: Path, limit: Limit) -> None:
     log = tmp_path / "debug-internal.log"
     log.write_text('{"msg": "x"}\n' * 10_000)
-    monkeypatch.setattr(debug_log, "_LONGEST_TIME", 0.001)
+    limit(debug_log, _LONGEST_TIME=0.001)
     with pytest.raises(ReadError, match=r"takes more than 0 s of processor time, so it is not read to its end"):
         read_log(log)
 
