@@ -9,14 +9,15 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import fixed_limits
 import oldest
 import processes
 import pytest
@@ -24,19 +25,19 @@ import scheduling
 import torch.distributed as dist
 import wandb
 import warm
+from fixed_limits import ChangeLimits
 from hypothesis import HealthCheck, settings
+from new_process import begin_new_process
 from units import live_exchanges
 from wandb_server import WandbServer
 
-from dist_wandb.exchange import interface, turns
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.job import job_identity, leftovers
+from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Notices
 from dist_wandb.runs import interception
 from dist_wandb.runs.run_metadata import chosen_config
-from dist_wandb.session import inherited_rank, job_description, opener, registry, restart
+from dist_wandb.session import inherited_rank, opener
 from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls import watcher
@@ -237,6 +238,20 @@ def unhandled_sigterm() -> Iterator[None]:
 
 
 @pytest.fixture
+def change_limits(monkeypatch: pytest.MonkeyPatch) -> ChangeLimits:
+    """Change limits that no option changes, by the names that `fixed_limits` gives them."""
+    return functools.partial(fixed_limits.change_limits, monkeypatch)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files: an empty one, until the test puts something into it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # so that the variable is read again
+    return tmp_path
+
+
+@pytest.fixture
 def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """End the exchanges of sessions that a test does not finish, without waiting for other ranks."""
     monkeypatch.setattr(gloo, "GlooGroup", ImpatientGroup)
@@ -270,6 +285,7 @@ def fake_wandb(
     ended_exchanges: None,  # noqa: ARG001  # used for its effect
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    change_limits: ChangeLimits,
 ) -> FakeWandb:
     """Replace `wandb.init`, keeping its signature. Nothing of wandb is started."""
     fake = FakeWandb(tmp_path / "fake-wandb")
@@ -284,18 +300,12 @@ def fake_wandb(
         monkeypatch.setattr(wandb, name, _before_init)
     for name in (*interception._SERVED, "config", "summary"):  # restored after sessions that a test does not finish
         monkeypatch.setattr(wandb, name, getattr(wandb, name))
-    monkeypatch.setattr(interception, "_values", [])
     monkeypatch.setattr(wandb, "setup", fake.setup)
-    monkeypatch.setattr(registry, "_sessions", [])
+    begin_new_process(monkeypatch)
     monkeypatch.setattr(inherited_rank, "announce", lambda: None)  # ranks are threads of a process that starts jobs
-    monkeypatch.setattr(job_description, "_opened", Counter())
-    monkeypatch.setattr(job_description, "_behind", set())
     monkeypatch.setattr(watcher, "begin", lambda *_: None)  # ranks that are threads would have one each
-    monkeypatch.setattr(leftovers, "_leftovers", [])
-    monkeypatch.setattr(restart, "_started", Counter())
-    monkeypatch.setattr(restart, "_notices", Notices())
-    monkeypatch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be delayed, also at its end
-    monkeypatch.setattr(turns, "NEW_NAME_HEARTBEATS", 1000)  # rows that ranks log one after the other belong together
+    change_limits(last_writes=20.0)  # a thread may be delayed, also at its end
+    change_limits(new_name_heartbeats=1000)  # rows that ranks log one after the other belong together
     monkeypatch.chdir(tmp_path)
     return fake
 

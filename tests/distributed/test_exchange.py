@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
+from fixed_limits import ChangeLimits
 from torch.distributed import HashStore
 from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
@@ -24,10 +25,10 @@ from units import HASTY, QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective, interface, membership, turns
+from dist_wandb.exchange import membership
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Phase
-from dist_wandb.exchange.membership import forming, generations
+from dist_wandb.exchange.membership import forming
 from dist_wandb.exchange.membership.generations import Departures, Presence, publish_opened
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.job_store import JobStore
@@ -176,10 +177,10 @@ def test_a_rank_that_has_closed_and_is_gone_is_not_lost(
 
 
 def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], change_limits: ChangeLimits
 ) -> None:
     """A mean needs nothing more, but spreads, metric states and tables are requested when all ranks have logged."""
-    monkeypatch.setattr(collective, "_LAST_ROUND", 0.01)
+    change_limits(last_round=0.01)
     unit = ranks(3, spread=["spread"])
     unit.write_all({"loss": 0.0, "spread": 0.0}, 0)
     metrics = [torchmetrics.MeanMetric() for _ in range(3)]
@@ -300,10 +301,10 @@ def test_rows_are_not_held_back_for_ranks_that_have_not_opened_a_session(
 
 
 def test_ranks_wait_for_a_primary_that_is_opening_its_run(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], change_limits: ChangeLimits
 ) -> None:
     """Longer than for ranks that do not open a session, and longer than at the end: W&B's `init` may take minutes."""
-    monkeypatch.setattr(generations, "APART", 0.0)
+    change_limits(apart=0.0)
     is_opening = threading.Event()
     is_opening.set()
     unit = ranks(2, 1, limits=replace(QUICK, join_timeout=0.3, finish_timeout=20), is_opening=is_opening.is_set)
@@ -333,10 +334,10 @@ def test_an_error_in_the_exchange_ends_it(ranks: Callable[..., Ranks], caplog: p
 
 @pytest.mark.parametrize("is_published", [True, False])
 def test_a_rank_that_opens_its_session_slowly_is_waited_for(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, is_published: bool
+    ranks: Callable[..., Ranks], change_limits: ChangeLimits, is_published: bool
 ) -> None:
     """It is counted before it has published that it opens its session, and before rank 0 counts."""
-    monkeypatch.setattr(generations, "APART", 0.0)
+    change_limits(apart=0.0)
     store = HashStore()
     keys = keys_of(store, 1, 2)
     index = None if is_published else keys.count("opened/count")
@@ -465,9 +466,9 @@ def test_names_that_change_with_each_step_are_reported_once(
 
 
 def test_rows_that_a_device_never_computes_count_as_lost(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr(collective, "_LAST_WAIT", 0.5)
+    change_limits(last_wait_for_devices=0.5)
     unit = ranks(2)
     unit.write_all({"loss": 1.0}, 0)
     unit.exchanges[0].put(Contribution({"loss": Stall().number(asked=True)}, 1))
@@ -487,10 +488,8 @@ def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.Lo
     eventually(lambda: any("more than 50 rows wait" in record.message for record in caplog.records))
 
 
-def test_log_keeps_pace_with_an_exchange_that_moves(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turns, "_STANDSTILL", 60.0)  # on a busy machine
+def test_log_keeps_pace_with_an_exchange_that_moves(ranks: Callable[..., Ranks], change_limits: ChangeLimits) -> None:
+    change_limits(standstill=60.0)  # on a busy machine
     unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
     most = 0
 
@@ -559,10 +558,10 @@ def fail(exchange: CollectiveExchange) -> bool:
 
 @pytest.mark.parametrize("failing", [[0], [2], [1, 2], [0, 1, 2]])
 def test_what_a_failing_rank_has_logged_is_written(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failing: list[int]
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits, failing: list[int]
 ) -> None:
     """It hands its last rows over, within a heartbeat; one rank says that it failed."""
-    monkeypatch.setattr(interface, "_LAST_ROUNDS", SOON)  # on a busy machine
+    change_limits(last_rounds_of_failed=SOON)  # on a busy machine
     unit = ranks(3)
     for step in range(20):
         for rank in range(3):
@@ -588,7 +587,10 @@ def test_what_a_failing_rank_has_logged_is_written(
 
 
 def test_finish_writes_everything_however_long_it_takes(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    change_limits: ChangeLimits,
 ) -> None:
     """The timeout limits the waiting for other ranks, of which one does not answer."""
     unit = ranks(2)
@@ -599,7 +601,7 @@ def test_finish_writes_everything_however_long_it_takes(
         log(row, commit)
 
     monkeypatch.setattr(unit.run, "log", slow)
-    monkeypatch.setattr(interface, "_QUIET", 0.2)
+    change_limits(quiet=0.2)
     for step in range(150):
         unit.log(0, {"loss": 1.0}, step)
     assert unit.exchanges[0].close(0.3) is False

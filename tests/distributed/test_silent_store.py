@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from fixed_limits import ChangeLimits
 from units import QUICK, Ranks, Stall, eventually, making
 from wire import Wire, wired_store
 
@@ -100,8 +101,8 @@ def test_a_rank_cut_off_from_the_primary_reports_lost_rows(
     eventually(lambda: "what rank 1 logged after step 0 may be lost" in caplog.text)
 
 
-def test_forming_a_group_times_out(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo, "FORMING_MORE", 0.2)
+def test_forming_a_group_times_out(wire: Wire, change_limits: ChangeLimits) -> None:
+    change_limits(forming_more=0.2)
     store = wire.client()
     wire.cut()
     began = time.monotonic()
@@ -110,9 +111,8 @@ def test_forming_a_group_times_out(wire: Wire, monkeypatch: pytest.MonkeyPatch) 
     assert time.monotonic() - began < SOON
 
 
-def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_wandb.job.connection._QUICK_TIMEOUT", 0.3)
-    monkeypatch.setattr("dist_wandb.job.connection._LEAST_PATIENCE", 0.3)
+def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, change_limits: ChangeLimits) -> None:
+    change_limits(quick_answers=0.3, least_patience=0.3)
     asking = job_store(wire.client())
     asking.publish("key", 1)
     assert (asking.try_get("key", soon=True), asking.try_get("no key", soon=True)) == (1, None)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts
+from fixed_limits import ChangeLimits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,8 +85,8 @@ def knows(number: int, *offers: str) -> Checkpoint:
 
 
 @pytest.fixture
-def brief_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_TERM", SHORT)
+def brief_terms(change_limits: ChangeLimits) -> None:
+    change_limits(term=SHORT)
 
 
 def test_the_last_rank_to_arrive_claims_the_first_generation() -> None:

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
+from fixed_limits import ChangeLimits
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job import job_identity
@@ -299,9 +300,9 @@ def test_one_rank_reports_the_missing_ranks_to_all(
 
 
 def test_each_rank_checks_itself_if_the_elected_one_is_gone(
-    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+    at: At, my_node: threading.local, change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr(job_identity, "_TERM", SHORT)
+    change_limits(term_of_last_rank=SHORT)
     my_node.node = "a"
     at(2, 4).claim("layout/elected", 2)  # and then it dies
     RankValues(at(2, 4), "node").publish("b")

@@ -1,0 +1,33 @@
+"""What the package keeps for the whole process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from dist_wandb.job import leftovers
+from dist_wandb.notices import Notices
+from dist_wandb.runs import interception
+from dist_wandb.session import api, inherited_rank, job_description, registry, remote_session, restart
+
+_KEPT: tuple[tuple[object, str, Callable[[], object]], ...] = (
+    (api, "_notices", Notices),
+    (inherited_rank, "_announced", list),
+    (interception, "_values", list),
+    (job_description, "_behind", set),
+    (job_description, "_opened", Counter),
+    (leftovers, "_leftovers", list),
+    (registry, "_sessions", list),
+    (registry.history, "has_begun", bool),
+    (remote_session, "_notices", Notices),
+    (restart, "_notices", Notices),
+    (restart, "_started", Counter),
+)
+
+
+def begin_new_process(patch: pytest.MonkeyPatch) -> None:
+    """Continue as a process in which nothing has happened, until the patch is undone."""
+    for owner, name, make in _KEPT:
+        patch.setattr(owner, name, make())
