@@ -25,6 +25,7 @@ import scheduling
 import torch.distributed as dist
 import wandb
 import warm
+from counting import Outage
 from fixed_limits import ChangeLimits
 from hypothesis import HealthCheck, settings
 from new_process import begin_new_process
@@ -321,17 +322,38 @@ def on_ranks() -> OnRanks:
     return call
 
 
+class Meeting:
+    """How ranks that are threads of this process meet."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        # may be replaced; it returns a rank's access to the store, or `None` while there is none
+        self.store_of: Callable[[int], dist.Store | None] = lambda _: self.store
+
+    def outage(self) -> Outage:
+        """Return the outage of the store, for ranks that meet from now on."""
+        outage = Outage(self.store)
+        self.store_of = outage.store_of
+        return outage
+
+    def find(self, namespace: str, topology: Topology, timeout: float) -> JobStore | None:
+        """Do as `JobStore.find`."""
+        store = self.store_of(topology.global_rank)
+        return None if store is None else JobStore(store, namespace, topology, timeout)
+
+
 @pytest.fixture
-def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
-    """A store through which ranks that are threads of this process meet."""
-    store = dist.HashStore()
-
-    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
-        return JobStore(store, namespace, topology, timeout)
-
-    monkeypatch.setattr(JobStore, "find", find)
+def meeting(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Meeting:  # noqa: ARG001  # goes first
+    meeting = Meeting()
+    monkeypatch.setattr(JobStore, "find", meeting.find)
     monkeypatch.setattr(job_identity, "node_identity", lambda: "host")
-    return store
+    return meeting
+
+
+@pytest.fixture
+def store(meeting: Meeting) -> dist.Store:
+    """A store through which ranks that are threads of this process meet."""
+    return meeting.store
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fixed_limits import ChangeLimits
-from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait_for_peers
+from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, UnitExchange, eventually
 
 from dist_wandb import gathered
 from dist_wandb.exchange.attachments import gathers as fused_gathers
-from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.transport import BrokenError, gloo
 from dist_wandb.payloads import cells, gathers
 
@@ -157,9 +156,10 @@ def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
     unit.write_all({"loss": 1.0}, 0)
     unit.lose_soon(5.0)
     for exchange in unit.exchanges.values():
-        wait_for_peers(exchange, 5.0)
+        exchange.wait_for_peers(5.0)
     unit.log(0, {"loss": 1.0}, 1)
-    eventually(lambda: all(exchange._worker.pacer._rounds for exchange in unit.exchanges.values()))
+    eventually(lambda: all(exchange.rounds.table.open for exchange in unit.exchanges.values()))
+    unit.pass_rounds()
     unit.log_all(lambda rank: {"table": gathered([[f"{rank}" * 990]] * (1 + 10 * rank), ["text"])}, 1)
     eventually(lambda: 1 in written(unit))
     time.sleep(0.2)
@@ -190,7 +190,7 @@ def test_pending_tables_are_bounded(
 
 
 def test_a_table_of_one_rank_is_written_and_does_not_delay_numbers(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, kind=CollectiveExchange)
+    unit = ranks(3, kind=UnitExchange)
     for step in range(2):
         unit.log(1, {"table": table(1, 2)}, step)
         unit.log_all({"loss": 1.0}, step)
@@ -217,7 +217,7 @@ def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
     monkeypatch.setattr(gloo.GlooGroup, "collect", die)
     unit.log_all(lambda rank: {"loss": float(rank), "table": table(rank)}, 0)
     assert dying.wait(30)
-    unit.die(2)
+    unit.exchanges[2].die()
     unit.close(0, 1)
     assert written(unit) == {0: whole(1, 1)}
     assert unit.last("loss") == {0: 1.0}, "its number had arrived"
@@ -225,7 +225,7 @@ def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
 
 
 def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2, kind=CollectiveExchange)
+    unit = ranks(2, kind=UnitExchange)
     unit.log(0, {"table": table(0)}, 0)
     eventually(lambda: written(unit) == {0: whole(1)})
     unit.log(1, {"table": table(1)}, 0)
@@ -237,7 +237,7 @@ def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
 ) -> None:
     change_limits(most_delivered=8 * SMALL)
-    unit = ranks(2, kind=CollectiveExchange)
+    unit = ranks(2, kind=UnitExchange)
     for step in range(11):
         unit.log(0, {"table": table(0)}, step)
     unit.flush(0)
@@ -262,7 +262,7 @@ def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
     unit.log(0, {"loss": stall.number()}, 1)
     for step in (1, 2):
         unit.log_all(lambda rank: {"table": table(rank)}, step, ranks=(1, 2))
-    eventually(lambda: kept(unit.exchanges[1]) == 2)
+    eventually(lambda: unit.exchanges[1].kept == 2)
     stall.over.set()
     unit.close()
     assert written(unit) == {0: whole(1, 1, 1), **dict.fromkeys((1, 2), whole(0, 1, 1))}
@@ -281,7 +281,7 @@ def test_images_logged_immediately_before_a_failure_are_written(
 
     monkeypatch.setattr(gathers, "png_of", png_slowly)
     unit.log(0, {"samples": gathered(images(7))}, 1)
-    unit.die(0)
+    unit.exchanges[0].die()
     assert unit.last("samples") == {1: [("rank 0", (7,) * 3)]}
 
 

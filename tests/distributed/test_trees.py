@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torchmetrics
 from fixed_limits import ChangeLimits
-from units import HASTY, QUICK, Ranks, Row, eventually, wait_for_peers
+from units import HASTY, QUICK, Ranks, Row, eventually
 
 from dist_wandb import gathered
 from dist_wandb.exchange import transport as groups
@@ -90,7 +90,7 @@ def test_survivors_continue_without_a_rank_that_dies(
     for step in range(3):
         unit.write_all(lambda rank: {"ones": 1, "mine": rank}, step)
     began = time.monotonic()
-    unit.die(lost)
+    unit.exchanges[lost].die()
     for step in range(3, 6):
         unit.log_all(lambda rank: {"ones": 1, "mine": rank}, step, ranks=others)
     unit.close(*others)
@@ -112,7 +112,7 @@ def test_if_the_primary_dies_all_others_report_lost_rows(
     unit = ranks(9, per_node=3, limits=HASTY)
     others = range(1, 9)
     unit.write_all(lambda rank: {"loss": float(rank)}, 0)
-    unit.die(0, notice=False)
+    unit.exchanges[0].die(notice=False)
     for step in (1, 2):
         unit.log_all(lambda rank: {"loss": float(rank)}, step, ranks=others)
     assert unit.together(lambda exchange: exchange.flush(), *others) == [False] * 8, "their rows are not written"
@@ -170,10 +170,7 @@ def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
     unit.write_all({"loss": 1.0}, 0)
     unit.lose_soon(5.0)
     for exchange in unit.exchanges.values():
-        group: Any = exchange.group
-        for part in group._groups:
-            part._timeout = 5.0
-        wait_for_peers(exchange, 5.0)
+        exchange.wait_for_peers(5.0)
     monkeypatch.setattr(GlooGroup, "send_to_first", send_slowly)
     unit.log_all(lambda rank: {"table": gathered([[f"{rank}" * 990]] * 14, ["text"])}, 1)
     eventually(lambda: unit.last("table"))

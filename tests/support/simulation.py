@@ -570,7 +570,7 @@ def simulated(world: World) -> Iterator[None]:
         patch.setattr(timed_caller.TimedCaller, "call", call)
         patch.setattr(timed_caller._Call, "start", start)
         patch.setattr(connection, "connections_to", lambda _: set())  # the store has no sockets to search for
-        patch.setattr(interface, "_live", [])
+        patch.setattr(interface, "live", [])
         patch.setattr(gloo, "TimedCaller", functools.partial(_Connecting, world))
         patch.setattr(dist, "PrefixStore", PrefixStore)
         patch.setattr(dist, "ProcessGroupGloo", lambda *arguments: ProcessGroup(world, *arguments))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     pass
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
+OWN_THREAD = "dist_wandb-own-rows"
 QUICK = Limits(join_timeout=30.0, finish_timeout=30.0)
 
 
@@ -69,6 +70,11 @@ class Own:
         self.exchange.close(failed=True) if how == "failed" else getattr(self.exchange, how)()
 
     @property
+    def threads(self) -> set[str]:
+        """The threads that have written, by name."""
+        return {"here" if thread is threading.current_thread() else thread.name for thread in self.run.threads}
+
+    @property
     def steps(self) -> list[int]:
         return [row["global_step"] for row in self.run.rows]
 
@@ -91,7 +97,7 @@ def make(change_limits: ChangeLimits) -> Iterator[Callable[..., Own]]:
 
 
 def own_threads() -> int:
-    return sum(thread.name == "dist_wandb-own-rows" for thread in threading.enumerate())
+    return sum(thread.name == OWN_THREAD for thread in threading.enumerate())
 
 
 # --- one thread, in order ---------------------------------------------------------------------------------------------
@@ -107,7 +113,7 @@ def test_rows_are_written_in_order_each_by_one_call_of_wandb(make: Callable[...,
     rows = [row for row in own.run.rows if "accuracy" in row]
     assert [row["global_step"] for row in rows] == list(range(50))
     assert own.run.commits == [None] * (50 + sum(step % 3 > 0 or step % 2 > 0 for step in range(50)))
-    assert own.run.threads == ({threading.current_thread()} if at_once else {own.exchange._thread})
+    assert own.threads == ({"here"} if at_once else {OWN_THREAD})
 
 
 def test_a_rank_without_a_run_has_no_thread(make: Callable[..., Own]) -> None:
@@ -170,8 +176,7 @@ def test_log_does_not_wait_for_a_device_and_rows_stay_in_order(make: Callable[..
     assert own.exchange.flush()
     assert own.steps == [0, 1, 2, 3]
     assert own.run.rows[1] == {"loss": 1.0, "accuracy": 0.0, "global_step": 1}
-    here = threading.current_thread()
-    assert own.run.threads == ({here, own.exchange._thread} if at_once else {own.exchange._thread})
+    assert own.threads == ({"here", OWN_THREAD} if at_once else {OWN_THREAD})
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["device", "wandb"])

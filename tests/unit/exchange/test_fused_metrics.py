@@ -99,7 +99,7 @@ class Unit:
         self.fused(rank).keep(key, take_snapshot(metric))
 
     def fused(self, rank: int) -> FusedMetrics:
-        found = self.ranks[rank].attachments._by_kind["metric"]
+        found = self.ranks[rank].attachments.of(take_snapshot(torchmetrics.SumMetric()))
         assert isinstance(found, FusedMetrics)
         return found
 
