@@ -35,7 +35,7 @@ from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import unit_of
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
+    from tests.conftest import FakeWandb, Job, Meeting, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
@@ -179,9 +179,9 @@ def test_sessions_of_an_integration_are_numbered_and_isolated() -> None:
 
 @pytest.mark.parametrize(("topology", "reinit"), [(TWO[0], "create_new"), (Topology.single(), None)])
 def test_a_rank_of_a_job_opens_its_own_run_despite_an_existing_one(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, topology: Topology, reinit: str | None
+    fake_wandb: FakeWandb, topology: Topology, reinit: str | None
 ) -> None:
-    monkeypatch.setattr(wandb, "run", object())
+    wandb.run = object()  # type: ignore[assignment]
     open_rank(topology)
     assert fake_wandb.arguments[0].get("reinit") == reinit
 
@@ -308,11 +308,10 @@ def test_the_job_name_gives_every_rank_the_id_without_a_store(
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("mode", ["auto", "shared"])
 def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_later(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: Any
+    fake_wandb: FakeWandb, meeting: Meeting, mode: Any
 ) -> None:
     arguments = {"project": "digits", "id": "exp"}
-    with monkeypatch.context() as before:
-        before.setattr(JobStore, "find", lambda *_: None)
+    with mock.patch.object(meeting, "store_of", return_value=None):
         first = open_rank(0, run_mode=mode, wandb_init=arguments)
     first.meet(arguments, "test", 1)
     described = next_job("test", TWO[1], 1.0)
@@ -324,9 +323,10 @@ def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_late
     assert len(fake_wandb.runs) == (2 if mode == "shared" else 1)
 
 
-def test_the_url_is_none_if_the_store_is_gone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_is_none_if_the_store_is_gone(job: Job, meeting: Meeting) -> None:
+    outage = meeting.outage()
     _, second = job(TWO)
-    monkeypatch.setattr(JobStore, "try_get", mock.Mock(side_effect=RendezvousError("gone")))
+    outage.begin()
     assert second.url is None
 
 

@@ -65,6 +65,16 @@ def relay_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "dist_wandb-relay"}
 
 
+def own_sockets() -> list[tuple[int, str]]:
+    """Return the sockets of this process that have a path: their descriptors and paths."""
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # names are numbers, not paths
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+            if one.family == socket.AF_UNIX and one.getsockname():
+                found.append((number, one.getsockname()))
+    return found
+
+
 @pytest.fixture(autouse=True)
 def fresh_notices(monkeypatch: pytest.MonkeyPatch, change_limits: ChangeLimits) -> Iterator[None]:
     begin_new_process(monkeypatch)
@@ -488,15 +498,16 @@ def test_children_notice_the_end_even_if_another_process_has_the_socket(served: 
     """Such as a fork that was made while a child was being accepted."""
     child = served.child()
     assert child.flush()
-    (connection,) = served.relay._connections
-    copy = os.dup(connection.fileno())
+    copies = [os.dup(number) for number, path in own_sockets() if path == served.address.path]
+    assert len(copies) == 2, "that of the connection, and the one that listens"
     try:
         served.relay.close(failed=failed)
         begin = time.monotonic()
         assert not child.flush(_PATIENCE)
         assert time.monotonic() - begin < _PATIENCE / 2
     finally:
-        os.close(copy)
+        for copy in copies:
+            os.close(copy)
 
 
 def test_a_late_answer_is_not_mistaken_for_the_next_one(served: Served) -> None:
@@ -512,17 +523,37 @@ def test_a_late_answer_is_not_mistaken_for_the_next_one(served: Served) -> None:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_fork_is_not_blocked_by_locks_of_other_threads() -> None:
-    with dist_wandb.init() as session:
-        copy = through_a_pickle(session)
-        copy.log({"loss": 1.0})
+def test_a_fork_is_not_blocked_by_locks_of_other_threads(served: Served) -> None:
+    """One of these waits for an answer, another one until the session reads what it sends."""
+    served.may_take.clear()
+    copy, sent = served.child(), list[int]()
 
-        def work() -> None:
-            copy.log({"loss": 2.0})
-            assert copy.flush()
+    def log_much() -> None:
+        for number in range(300):
+            copy.log({"text": "t" * 5000})
+            sent.append(number)
 
-        with copy._lock, copy._flushing:
-            assert in_fork(work) == 0
+    def work() -> None:
+        copy.log({"loss": 2.0})
+        assert copy.flush()
+
+    threads = [threading.Thread(target=copy.flush), threading.Thread(target=log_much)]
+    for thread in threads:
+        thread.start()
+    known = -1
+    while known < len(sent) or not sent:
+        known = len(sent)
+        time.sleep(0.5)
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    served.may_take.set()
+    process.join(_PATIENCE)
+    exit_code = process.exitcode
+    process.kill()
+    for thread in threads:
+        thread.join()
+    assert (len(sent), exit_code) == (300, 0)
+    assert known < len(sent), "a thread was sending when the process was forked"
 
 
 def test_the_relay_closes_after_the_user_finishes_the_run(fake_wandb: FakeWandb) -> None:
@@ -573,9 +604,7 @@ def test_a_directory_with_a_name_too_long_for_sockets_is_avoided(
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(Path(directory, runtime)) if runtime else "")
         with dist_wandb.init() as session:
             through_a_pickle(session).log({"loss": 1.0})
-            address = session._children._relay.address
-            assert address is not None
-            place = Path(address.path)
+            (place,) = {Path(path) for _, path in own_sockets() if "dist-wandb-" in path}
             assert place.is_socket(), "an abstract name is open to all users of the host"
             assert place.parent.parent == (Path(directory, runtime) if runtime == "runtime" else Path(directory).parent)
             assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
