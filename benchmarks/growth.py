@@ -75,7 +75,7 @@ def measure(options: common.Options) -> common.Result:
     found: dict[str, list[Cost]] = {case: [] for case in cases}
     result = common.Result("growth")
     for case in common.alternating(list(cases), options.repeats):
-        cost = _cost(*cases[case], rows=options.of(50, 5))
+        cost = cost_of(*cases[case], rows=options.of(50, 5))
         if cost is None:
             result.notes.append(f"{case}: the group broke in one repeat, though all ranks took part")
         else:
@@ -98,7 +98,7 @@ def _add_targets(result: common.Result, by_ranks: dict[str, list[Cost]], every: 
         result.targets.append(common.Target(f"{_TITLES[what]}, {ranks}", 1.0, growth))
 
 
-def _cost(ranks: int, names: int, rows: int) -> Cost | None:
+def cost_of(ranks: int, names: int, rows: int) -> Cost | None:
     """Form a unit, put rows through it, and end it; return `None` if its group broke."""
     unit = _Unit(ranks)
     try:

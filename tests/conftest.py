@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import fixed_limits
 import oldest
 import processes
 import pytest
@@ -23,6 +25,8 @@ import scheduling
 import torch.distributed as dist
 import wandb
 import warm
+from counting import Outage
+from fixed_limits import ChangeLimits
 from hypothesis import HealthCheck, settings
 from limits import Limit, set_limits
 from new_process import begin_new_process
@@ -256,6 +260,20 @@ def unhandled_sigterm() -> Iterator[None]:
 
 
 @pytest.fixture
+def change_limits(monkeypatch: pytest.MonkeyPatch) -> ChangeLimits:
+    """Change limits that no option changes, by the names that `fixed_limits` gives them."""
+    return functools.partial(fixed_limits.change_limits, monkeypatch)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files: an empty one, until the test puts something into it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # so that the variable is read again
+    return tmp_path
+
+
+@pytest.fixture
 def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """End the exchanges of sessions that a test does not finish, without waiting for other ranks."""
     monkeypatch.setattr(gloo, "GlooGroup", ImpatientGroup)
@@ -338,17 +356,38 @@ def on_ranks() -> OnRanks:
     return call
 
 
+class Meeting:
+    """How ranks that are threads of this process meet."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        # may be replaced; it returns a rank's access to the store, or `None` while there is none
+        self.store_of: Callable[[int], dist.Store | None] = lambda _: self.store
+
+    def outage(self) -> Outage:
+        """Return the outage of the store, for ranks that meet from now on."""
+        outage = Outage(self.store)
+        self.store_of = outage.store_of
+        return outage
+
+    def find(self, namespace: str, topology: Topology, timeout: float) -> JobStore | None:
+        """Do as `JobStore.find`."""
+        store = self.store_of(topology.global_rank)
+        return None if store is None else JobStore(store, namespace, topology, timeout)
+
+
 @pytest.fixture
-def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
-    """A store through which ranks that are threads of this process meet."""
-    store = dist.HashStore()
-
-    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
-        return JobStore(store, namespace, topology, timeout)
-
-    monkeypatch.setattr(JobStore, "find", find)
+def meeting(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Meeting:  # noqa: ARG001  # goes first
+    meeting = Meeting()
+    monkeypatch.setattr(JobStore, "find", meeting.find)
     monkeypatch.setattr(job_identity, "node_identity", lambda: "host")
-    return store
+    return meeting
+
+
+@pytest.fixture
+def store(meeting: Meeting) -> dist.Store:
+    """A store through which ranks that are threads of this process meet."""
+    return meeting.store
 
 
 @pytest.fixture

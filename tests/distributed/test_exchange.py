@@ -14,21 +14,20 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
+from counting import Outage
+from fixed_limits import ChangeLimits
 from torch.distributed import HashStore
 from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
-from units import HASTY, QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_peers
+from units import HASTY, QUICK, SOON, Ranks, RecordingRun, Row, Stall, UnitExchange, eventually
 
 from dist_wandb import gathered
-from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective, interface, membership, turns
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.interface import Phase
-from dist_wandb.exchange.membership import forming, generations
-from dist_wandb.exchange.membership.generations import Departures, Presence, publish_opened
+from dist_wandb.exchange.membership.generations import Presence, publish_opened
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
@@ -52,11 +51,6 @@ def keys_of(store: HashStore, rank: int, size: int) -> JobStore:
 def begin_opening(unit: Ranks, rank: int) -> None:
     """Publish that a rank opens its session, which it does not do yet."""
     publish_opened(keys_of(unit.store, rank, unit.size), Unit("", rank, unit.size, rank, range(unit.size)))
-
-
-def is_empty(exchange: CollectiveExchange) -> bool:
-    """Return whether all contributions have reached the rounds."""
-    return exchange._worker.inbox.is_empty
 
 
 def goes_on_with(exchange: CollectiveExchange, size: int) -> bool:
@@ -90,20 +84,17 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
     assert not unit.flagged()
 
 
-def test_writing_a_row_does_not_query_the_store(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_a_row_does_not_query_the_store(ranks: Callable[..., Ranks]) -> None:
     """The store may be gone by then, with its host, and the remaining ranks have to continue."""
-    unit = ranks(3, spread=["loss"], first=10)
+    outage = Outage(HashStore())
+    unit = ranks(3, spread=["loss"], first=10, store_of=outage.store_of)
     unit.write_all(lambda rank: {"loss": float(-rank)}, 0)
-
-    def peek(*_: object, **__: object) -> None:
-        raise RendezvousError("the store is gone")
-
-    monkeypatch.setattr(JobStore, "try_get", peek)
+    outage.begin()
     for step in (1, 2):
         for rank in range(3):
             unit.log(rank, {"loss": float(rank == step)}, step)
     unit.flush()
-    monkeypatch.undo()
+    outage.end()
     unit.close()
     assert unit.last("loss/argmax_rank") == {0: 10, 1: 11, 2: 12}
 
@@ -165,7 +156,7 @@ def test_a_rank_that_has_closed_and_is_gone_is_not_lost(
     unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     unit.lose_soon(3.0)  # its connections may stay open, unlike those of a process
     unit.close(2)
-    unit.exchanges[2].leave() if notice else unit.die(2, notice=False)
+    unit.exchanges[2].leave() if notice else unit.exchanges[2].die(notice=False)
     for step in range(1, 4):
         unit.log_all(lambda rank: {"loss": float(rank)}, step, ranks=range(2))
     unit.close(0, 1)
@@ -176,10 +167,10 @@ def test_a_rank_that_has_closed_and_is_gone_is_not_lost(
 
 
 def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], change_limits: ChangeLimits
 ) -> None:
     """A mean needs nothing more, but spreads, metric states and tables are requested when all ranks have logged."""
-    monkeypatch.setattr(collective, "_LAST_ROUND", 0.01)
+    change_limits(last_round=0.01)
     unit = ranks(3, spread=["spread"])
     unit.write_all({"loss": 0.0, "spread": 0.0}, 0)
     metrics = [torchmetrics.MeanMetric() for _ in range(3)]
@@ -264,7 +255,7 @@ def test_an_x_axis_that_differs_between_the_ranks_of_a_row_is_reported_once(
 def test_rows_before_the_first_value_of_a_rank_are_corrected_once_and_the_reason_is_true(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    unit = ranks(2, kind=CollectiveExchange)
+    unit = ranks(2, kind=UnitExchange)
     for step in range(3):
         unit.log(0, {"loss": 1.0}, step)
     eventually(lambda: len(unit.run.rows) == 3)
@@ -300,10 +291,10 @@ def test_rows_are_not_held_back_for_ranks_that_have_not_opened_a_session(
 
 
 def test_ranks_wait_for_a_primary_that_is_opening_its_run(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], change_limits: ChangeLimits
 ) -> None:
     """Longer than for ranks that do not open a session, and longer than at the end: W&B's `init` may take minutes."""
-    monkeypatch.setattr(generations, "APART", 0.0)
+    change_limits(apart=0.0)
     is_opening = threading.Event()
     is_opening.set()
     unit = ranks(2, 1, limits=replace(QUICK, join_timeout=0.3, finish_timeout=20), is_opening=is_opening.is_set)
@@ -333,10 +324,10 @@ def test_an_error_in_the_exchange_ends_it(ranks: Callable[..., Ranks], caplog: p
 
 @pytest.mark.parametrize("is_published", [True, False])
 def test_a_rank_that_opens_its_session_slowly_is_waited_for(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, is_published: bool
+    ranks: Callable[..., Ranks], change_limits: ChangeLimits, is_published: bool
 ) -> None:
     """It is counted before it has published that it opens its session, and before rank 0 counts."""
-    monkeypatch.setattr(generations, "APART", 0.0)
+    change_limits(apart=0.0)
     store = HashStore()
     keys = keys_of(store, 1, 2)
     index = None if is_published else keys.count("opened/count")
@@ -409,7 +400,7 @@ def test_a_rank_that_failed_before_the_others_began_is_reported(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     unit = ranks(3, 1, limits=replace(QUICK, join_timeout=30))
-    unit.die(1)
+    unit.exchanges[1].die()
     unit.open(0, 2)
     unit.log_all({"loss": 2.0}, 0, ranks=(0, 2))
     unit.close(0, 2)
@@ -426,7 +417,7 @@ def test_the_wait_for_a_rank_that_stops_logging_a_name_times_out_and_names_it(
     unit = ranks(2)
     unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     for exchange in unit.exchanges.values():
-        wait_for_peers(exchange, 0.5)
+        exchange.wait_for_peers(0.5)
     unit.log(0, {"loss": 5.0}, 1)
     eventually(lambda: 1 in unit.last("loss"))
     assert unit.last("loss")[1] == 5.0
@@ -444,7 +435,7 @@ def test_names_that_change_with_each_step_are_reported_once(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 1 is late with each of them, because they are new."""
-    unit = ranks(2, kind=CollectiveExchange)
+    unit = ranks(2, kind=UnitExchange)
 
     def is_written(step: int, value: float) -> bool:
         return unit.last(f"step{step}/loss") == {step: value}
@@ -465,9 +456,9 @@ def test_names_that_change_with_each_step_are_reported_once(
 
 
 def test_rows_that_a_device_never_computes_count_as_lost(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr(collective, "_LAST_WAIT", 0.5)
+    change_limits(last_wait_for_devices=0.5)
     unit = ranks(2)
     unit.write_all({"loss": 1.0}, 0)
     unit.exchanges[0].put(Contribution({"loss": Stall().number(asked=True)}, 1))
@@ -487,24 +478,22 @@ def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.Lo
     eventually(lambda: any("more than 50 rows wait" in record.message for record in caplog.records))
 
 
-def test_log_keeps_pace_with_an_exchange_that_moves(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turns, "_STANDSTILL", 60.0)  # on a busy machine
+def test_log_keeps_pace_with_an_exchange_that_moves(ranks: Callable[..., Ranks], change_limits: ChangeLimits) -> None:
+    change_limits(standstill=60.0)  # on a busy machine
     unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
     most = 0
 
-    def log(exchange: CollectiveExchange) -> None:
+    def log(exchange: UnitExchange) -> None:
         nonlocal most
-        rank = exchange._rank
+        rank = 0 if exchange is unit.exchanges[0] else 1
         for step in range(2000):
             unit.log(rank, {"loss": float(rank)}, step)
-            most = max(most, exchange._worker.turns.backlog)
+            most = max(most, step - len(unit.run.rows))
 
     unit.together(log)
     unit.close()
     assert unit.last("loss") == dict.fromkeys(range(2000), 0.5)
-    assert most <= 50 + 256 + 64  # `log` counts them every 64th time
+    assert most < 1000, "of the two ranks, 370 calls each may be on their way, and 50 rows may be open"
 
 
 def test_nan_and_infinity_are_kept_and_large_integers_are_exact(ranks: Callable[..., Ranks]) -> None:
@@ -559,10 +548,10 @@ def fail(exchange: CollectiveExchange) -> bool:
 
 @pytest.mark.parametrize("failing", [[0], [2], [1, 2], [0, 1, 2]])
 def test_what_a_failing_rank_has_logged_is_written(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failing: list[int]
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits, failing: list[int]
 ) -> None:
     """It hands its last rows over, within a heartbeat; one rank says that it failed."""
-    monkeypatch.setattr(interface, "_LAST_ROUNDS", SOON)  # on a busy machine
+    change_limits(last_rounds_of_failed=SOON)  # on a busy machine
     unit = ranks(3)
     for step in range(20):
         for rank in range(3):
@@ -587,19 +576,20 @@ def test_what_a_failing_rank_has_logged_is_written(
         assert all(f"{rank}" in "".join(lines) for rank in failing)
 
 
+class SlowRun(RecordingRun):
+    """Takes a while for each row."""
+
+    def log(self, row: Row, commit: bool | None = None) -> None:
+        time.sleep(0.01)
+        super().log(row, commit)
+
+
 def test_finish_writes_everything_however_long_it_takes(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
 ) -> None:
     """The timeout limits the waiting for other ranks, of which one does not answer."""
-    unit = ranks(2)
-    log = unit.run.log
-
-    def slow(row: Row, commit: bool | None = None) -> None:
-        time.sleep(0.01)
-        log(row, commit)
-
-    monkeypatch.setattr(unit.run, "log", slow)
-    monkeypatch.setattr(interface, "_QUIET", 0.2)
+    unit = ranks(2, run=SlowRun())
+    change_limits(quiet=0.2)
     for step in range(150):
         unit.log(0, {"loss": 1.0}, step)
     assert unit.exchanges[0].close(0.3) is False
@@ -650,8 +640,8 @@ def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(ranks
         unit.log(1, {"own": float(step)}, step)
     for rank in (1, 2):
         eventually(functools.partial(goes_on_with, unit.exchanges[rank], 2))
-        wait_for_peers(unit.exchanges[rank], 1.0)  # the patience with `own`, which only rank 1 logs
-    eventually(lambda: kept(unit.exchanges[1]) >= 10)
+        unit.exchanges[rank].wait_for_peers(1.0)  # the patience with `own`, which only rank 1 logs
+    eventually(lambda: unit.exchanges[1].kept >= 10)
     assert not unit.exchanges[1].flush(SOON), "what is kept for the rank that writes is not written"
     stall.over.set()
     unit.close()
@@ -696,53 +686,46 @@ def test_a_rank_with_a_busy_device_stays_in_the_exchange(ranks: Callable[..., Ra
     assert unit.last("loss") == {0: 0.0, 1: 0.5, 2: 2.0}
 
 
-def test_a_secondary_continues_without_the_store(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask(*_: object) -> None:
-        raise RendezvousError("The store is gone.")
-
-    monkeypatch.setattr(membership.Membership, "arrive", ask)
-    monkeypatch.setattr(Departures, "among", ask)
-    unit = ranks(2, 1)
-    eventually(lambda: "The store is gone. Rank 1 continues alone" in caplog.text)
+def test_a_secondary_continues_without_the_store(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage(HashStore())
+    outage.begin()
+    unit = ranks(2, 1, store_of=outage.store_of)
+    eventually(lambda: re.search("the store is gone.* Rank 1 continues alone", caplog.text))
     for step in range(2):
         unit.log(1, {"loss": 1.0}, step)
-        eventually(functools.partial(is_empty, unit.exchanges[1]))
+        assert not unit.exchanges[1].flush(SOON)
     unit.exchanges[1].close()
-    assert unit.exchanges[1]._lifecycle.phase is not Phase.BROKEN
     assert [record.exc_info for record in caplog.records] == [None] * 2
     assert "may be lost" in caplog.records[-1].getMessage()
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (forming.Over(), "rank 1 stalled, or was disconnected, after step"),  # no generation contains it
-        (RendezvousError("Gone."), "what rank 1 logged after step 0 may be lost: the rank that writes it cannot be"),
-    ],
-)
-def test_a_rank_that_cannot_continue_with_others_says_why_and_what_is_lost(
-    ranks: Callable[..., Ranks],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    expected: str,
+def test_a_rank_that_loses_the_others_and_the_store_says_what_is_lost(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    unit = ranks(3)
+    outage = Outage(HashStore())
+    unit = ranks(3, store_of=outage.store_of)
     unit.write_all({"loss": 1.0}, 0)
-    unit.die(0)
+    unit.exchanges[0].die()
     unit.log_all({"loss": 1.0}, 1, ranks=(1, 2))
-    eventually(lambda: kept(unit.exchanges[1]) == 1)
+    eventually(lambda: unit.exchanges[1].kept == 1)
+    outage.begin()
+    unit.exchanges[2].die(notice=False)
+    eventually(lambda: "what rank 1 logged after step 0 may be lost: the rank that writes it cannot be" in caplog.text)
+    assert not unit.exchanges[1].flush()
 
-    def regroup(*_: object) -> None:
-        raise error
 
-    monkeypatch.setattr(unit.exchanges[1]._worker.participation.membership, "regroup", regroup)
-    unit.die(2)
-    eventually(lambda: expected in caplog.text)
+def test_a_rank_that_returns_after_the_others_have_ended_says_so(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit, stall = ranks(3, limits=HASTY), Stall()
+    unit.write_all({"loss": 1.0}, 0)
+    unit.lose_soon(1.0)
+    unit.log(1, {"loss": stall.number()}, 1)
+    unit.log_all({"loss": 1.0}, 1, ranks=(0, 2))
+    unit.close(0, 2)
+    stall.over.set()
+    eventually(lambda: "rank 1 stalled, or was disconnected, after step 0" in caplog.text)
     assert "opened its session after" not in caplog.text
-    assert isinstance(error, forming.Over) or not unit.exchanges[1].flush()
 
 
 def test_after_all_ranks_have_closed_none_is_absent(ranks: Callable[..., Ranks]) -> None:
@@ -766,10 +749,11 @@ def test_an_exchange_that_cannot_continue_is_reported(
     monkeypatch.setattr(unit.exchanges[0].rounds, "plan", fail)
     unit.log(0, {"loss": 1.0}, 1)
     eventually(lambda: "rank 0 can no longer write rows to W&B" in caplog.text)
-    unit.log(0, {"loss": 1.0}, 2)
+    later = np.ones(())
+    unit.exchanges[0].put(Contribution({"loss": later}, 2))
     assert unit.exchanges[0].flush(1) is False
     assert unit.exchanges[0].close(1) is False
-    assert unit.exchanges[0]._worker.inbox.unread <= 2
+    assert sys.getrefcount(later) == 2, "it is not kept"
 
 
 def test_a_signal_handler_may_log_wherever_it_interrupts_log(ranks: Callable[..., Ranks]) -> None:

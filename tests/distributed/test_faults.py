@@ -11,11 +11,10 @@ from dataclasses import replace
 import pytest
 import torchmetrics
 from broken_collectives import Faults
+from fixed_limits import ChangeLimits
 from units import QUICK, Ranks
 
 from dist_wandb import gathered
-from dist_wandb.exchange import transport as groups
-from dist_wandb.exchange.protocol import rounds
 from dist_wandb.exchange.transport import gloo
 
 IN_ONE_GROUP = ("reduce", "reduce_tensors", "tally", "collect", "send_to_first", "receive_from_first")
@@ -32,10 +31,15 @@ def break_some(monkeypatch: pytest.MonkeyPatch, faults: Faults, names: tuple[str
     [*((3, 3, seed) for seed in range(6)), *((5, 2, seed) for seed in range(4)), *((7, 3, seed) for seed in range(2))],
 )
 def test_random_failures_neither_lose_nor_duplicate_numbers(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, size: int, most: int, seed: int
+    ranks: Callable[..., Ranks],
+    monkeypatch: pytest.MonkeyPatch,
+    change_limits: ChangeLimits,
+    size: int,
+    most: int,
+    seed: int,
 ) -> None:
     """In a tree, a result on its way down reaches some members and not others: it is in the former's checkpoints."""
-    monkeypatch.setattr(groups, "FAN_OUT", most)
+    change_limits(fan_out=most)
     faults = Faults(seed, (5, 25) if size == most else (60, 250))
     break_some(monkeypatch, faults, IN_ONE_GROUP if size == most else IN_A_TREE)
     unit = ranks(size, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=120))
@@ -65,10 +69,10 @@ def test_random_failures_neither_lose_nor_duplicate_numbers(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_failures_in_a_burst_neither_lose_nor_duplicate_numbers(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, change_limits: ChangeLimits, seed: int
 ) -> None:
     """Most rounds are for many rows: they fail before or after the offers, or after the numbers, were exchanged."""
-    monkeypatch.setattr(rounds, "MOST_VALUES", 50)
+    change_limits(most_values=50)
     faults = Faults(seed, (4, 16))
     break_some(monkeypatch, faults, IN_ONE_GROUP)
     unit = ranks(3, reduce="sum", spread=["x"])

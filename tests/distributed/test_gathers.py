@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -12,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait_for_peers
+from fixed_limits import ChangeLimits
+from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, UnitExchange, eventually
 
 from dist_wandb import gathered
-from dist_wandb.exchange import attachments
 from dist_wandb.exchange.attachments import gathers as fused_gathers
-from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.transport import BrokenError, gloo
 from dist_wandb.payloads import cells, gathers
 
@@ -77,10 +75,7 @@ def test_tables_of_all_ranks_become_one_in_the_row_of_their_numbers(
     unit.close()
 
 
-def test_images_of_all_ranks_become_one_panel_with_their_captions(
-    ranks: Callable[..., Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_images_of_all_ranks_become_one_panel_with_their_captions(ranks: Callable[..., Ranks], temporary: Path) -> None:
     unit = ranks(3, run=Looking())
     unit.log_all(lambda rank: {"samples": gathered(images(50 * rank, rank), caption=["cat", None][:rank])}, 1)
     unit.close()
@@ -90,7 +85,7 @@ def test_images_of_all_ranks_become_one_panel_with_their_captions(
             "samples": [("rank 1: cat", (50,) * 3), ("rank 2: cat", (100,) * 3), ("rank 2", (101,) * 3)],
         }
     ]
-    assert not list(tmp_path.iterdir()), "temporary files for W&B are removed"
+    assert not list(temporary.iterdir()), "temporary files for W&B are removed"
 
 
 def test_columns_that_differ_are_matched_by_name(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
@@ -132,10 +127,9 @@ def test_the_limit_applies_to_all_ranks_together_and_is_reported(
 
 
 def test_bytes_are_bounded_and_sent_in_pieces(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr(fused_gathers, "_MOST_BYTES", 20_000)
-    monkeypatch.setattr(gloo, "PIECE", 1000)
+    change_limits(most_bytes=20_000, piece=1000)
     unit = ranks(2)
     unit.log_all(lambda rank: {"small": table(rank), "table": gathered([["x" * 990]] * 15, ["text"])}, 0)
     unit.close()
@@ -145,7 +139,10 @@ def test_bytes_are_bounded_and_sent_in_pieces(
 
 
 def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    change_limits: ChangeLimits,
 ) -> None:
     send = gloo.GlooGroup.send_to_first
 
@@ -154,14 +151,15 @@ def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
         send(group, *arguments)
 
     monkeypatch.setattr(gloo.GlooGroup, "send_to_first", send_slowly)
-    monkeypatch.setattr(gloo, "PIECE", 1000)
+    change_limits(piece=1000)
     unit = ranks(2)
     unit.write_all({"loss": 1.0}, 0)
     unit.lose_soon(5.0)
     for exchange in unit.exchanges.values():
-        wait_for_peers(exchange, 5.0)
+        exchange.wait_for_peers(5.0)
     unit.log(0, {"loss": 1.0}, 1)
-    eventually(lambda: all(exchange._worker.pacer._rounds for exchange in unit.exchanges.values()))
+    eventually(lambda: all(exchange.rounds.table.open for exchange in unit.exchanges.values()))
+    unit.pass_rounds()
     unit.log_all(lambda rank: {"table": gathered([[f"{rank}" * 990]] * (1 + 10 * rank), ["text"])}, 1)
     eventually(lambda: 1 in written(unit))
     time.sleep(0.2)
@@ -174,9 +172,9 @@ def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
 
 
 def test_pending_tables_are_bounded(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr(attachments, "_MOST_WAITING", 5000)  # two tables, each with 1 KiB besides its rows
+    change_limits(most_waiting=5000)  # two tables, each with 1 KiB besides its rows
     unit = ranks(2, limits=replace(QUICK, heartbeat=1))
     unit.write_all(lambda rank: {"table": table(rank)}, 0)
     for step in range(1, 5):
@@ -192,7 +190,7 @@ def test_pending_tables_are_bounded(
 
 
 def test_a_table_of_one_rank_is_written_and_does_not_delay_numbers(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, kind=CollectiveExchange)
+    unit = ranks(3, kind=UnitExchange)
     for step in range(2):
         unit.log(1, {"table": table(1, 2)}, step)
         unit.log_all({"loss": 1.0}, step)
@@ -219,7 +217,7 @@ def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
     monkeypatch.setattr(gloo.GlooGroup, "collect", die)
     unit.log_all(lambda rank: {"loss": float(rank), "table": table(rank)}, 0)
     assert dying.wait(30)
-    unit.die(2)
+    unit.exchanges[2].die()
     unit.close(0, 1)
     assert written(unit) == {0: whole(1, 1)}
     assert unit.last("loss") == {0: 1.0}, "its number had arrived"
@@ -227,7 +225,7 @@ def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
 
 
 def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2, kind=CollectiveExchange)
+    unit = ranks(2, kind=UnitExchange)
     unit.log(0, {"table": table(0)}, 0)
     eventually(lambda: written(unit) == {0: whole(1)})
     unit.log(1, {"table": table(1)}, 0)
@@ -236,10 +234,10 @@ def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
 
 
 def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr(attachments, "_MOST_KEPT", 8 * SMALL)
-    unit = ranks(2, kind=CollectiveExchange)
+    change_limits(most_delivered=8 * SMALL)
+    unit = ranks(2, kind=UnitExchange)
     for step in range(11):
         unit.log(0, {"table": table(0)}, step)
     unit.flush(0)
@@ -254,9 +252,9 @@ def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
 
 
 def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr(attachments, "_MOST_KEPT", 0)
+    change_limits(most_delivered=0)
     unit = ranks(3, limits=HASTY)
     unit.write_all(lambda rank: {"loss": 1.0, "table": table(rank)}, 0)
     stall = Stall()
@@ -264,7 +262,7 @@ def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
     unit.log(0, {"loss": stall.number()}, 1)
     for step in (1, 2):
         unit.log_all(lambda rank: {"table": table(rank)}, step, ranks=(1, 2))
-    eventually(lambda: kept(unit.exchanges[1]) == 2)
+    eventually(lambda: unit.exchanges[1].kept == 2)
     stall.over.set()
     unit.close()
     assert written(unit) == {0: whole(1, 1, 1), **dict.fromkeys((1, 2), whole(0, 1, 1))}
@@ -283,7 +281,7 @@ def test_images_logged_immediately_before_a_failure_are_written(
 
     monkeypatch.setattr(gathers, "png_of", png_slowly)
     unit.log(0, {"samples": gathered(images(7))}, 1)
-    unit.die(0)
+    unit.exchanges[0].die()
     assert unit.last("samples") == {1: [("rank 0", (7,) * 3)]}
 
 

@@ -6,7 +6,7 @@ from benchmarks import growth
 
 
 def test_collectives_and_bytes_of_a_row_are_counted() -> None:
-    cost = growth._cost(2, names=20, rows=3)
+    cost = growth.cost_of(2, names=20, rows=3)
     assert cost is not None
     assert cost.collectives == 2
     assert 20 * 8 < cost.bytes < 20 * 200

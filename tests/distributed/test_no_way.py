@@ -10,10 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from units import HASTY, QUICK, SOON, Ranks, Stall, eventually, wait_for_peers
+from units import HASTY, QUICK, SOON, Ranks, Stall, UnitExchange, eventually
 
 from dist_wandb import gathered
-from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.job.job_store import JobStore
 
 
@@ -68,7 +67,7 @@ def test_the_writer_reports_rows_as_flagged_only_if_they_are(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, has_logged: bool
 ) -> None:
     """Its last row has not been exchanged in time, because the other rank is behind, or will never log it."""
-    unit = ranks(2, **({} if has_logged else {"kind": CollectiveExchange}))
+    unit = ranks(2, **({} if has_logged else {"kind": UnitExchange}))
     unit.log_all(lambda rank: {"loss": float(rank)}, 0, ranks=range(2) if has_logged else [0])
     unit.flush(0)
     unit.log(0, {"loss": 2.0}, 1)
@@ -120,7 +119,7 @@ def test_ranks_that_wait_for_a_lost_rank_are_not_reported_as_silent(
     unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     unit.lose_soon(4.0)
     for exchange in unit.exchanges.values():
-        wait_for_peers(exchange, 4.0)
+        exchange.wait_for_peers(4.0)
     unit.log(0, {"loss": 4.0}, 1)
     eventually(lambda: bool(unit.exchanges[1].rounds.table.open))  # rank 1 knows that rank 0 has contributed this
     stall = Stall()
@@ -153,7 +152,7 @@ def test_a_contribution_of_a_lost_rank_does_not_replace_a_missing_one(
     log(1, 1.0, 1)
     log(2, 2.0, 1)
     eventually(lambda: {len(cell.ranks) for cell in unit.exchanges[0].rounds.table.cells.values()} == {2})
-    unit.die(2)
+    unit.exchanges[2].die()
     eventually(lambda: len(unit.exchanges[0].rounds.table.ranks.members) == 2)
     eventually(lambda: len(unit.exchanges[1].rounds.table.ranks.members) == 2)
     time.sleep(0.5)
@@ -173,7 +172,8 @@ def test_a_rank_that_leaves_while_the_others_regroup_is_not_waited_for(
 
     def publish_slowly(self: JobStore, key: str, value: Any) -> None:
         if key.startswith("gone/") and self.topology.global_rank == 2:
-            unit.exchanges[2]._worker.cycle.close()
+            group: Any = unit.exchanges[2].group
+            group.close()
             time.sleep(1.0)
         publish(self, key, value)
 
@@ -181,7 +181,7 @@ def test_a_rank_that_leaves_while_the_others_regroup_is_not_waited_for(
     unit = ranks(3, limits=replace(QUICK, peer_timeout=60.0, finish_timeout=60.0))
     unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     start = time.monotonic()
-    unit.die(2)
+    unit.exchanges[2].die()
     unit.log_all(lambda rank: {"loss": float(rank)}, 1, ranks=range(2))
     unit.close(0, 1)
     assert time.monotonic() - start < SOON

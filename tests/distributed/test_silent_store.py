@@ -6,20 +6,21 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from counting import CountedStore, Counts
+from fixed_limits import ChangeLimits
 from units import QUICK, Ranks, Stall, eventually, making
 from wire import Wire, wired_store
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.interface import Demand
 from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.transport import BrokenError, GroupLayout, gloo
+from dist_wandb.exchange.transport import BrokenError, GroupLayout
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.job import leftovers
 from dist_wandb.job.connection import StoreConnection, is_hung_up
@@ -94,14 +95,14 @@ def test_a_rank_cut_off_from_the_primary_reports_lost_rows(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="dist_wandb")
     wire.cut()
-    unit.exchanges[0]._lifecycle.ask(Demand.STOP)  # as if it were on the other side of the cut
+    unit.exchanges[0].die(notice=False)  # as if it were on the other side of the cut
     unit.log(1, {"loss": 7.0}, 1)
     unit.exchanges[1].close(0.5)
     eventually(lambda: "what rank 1 logged after step 0 may be lost" in caplog.text)
 
 
-def test_forming_a_group_times_out(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo, "FORMING_MORE", 0.2)
+def test_forming_a_group_times_out(wire: Wire, change_limits: ChangeLimits) -> None:
+    change_limits(forming_more=0.2)
     store = wire.client()
     wire.cut()
     began = time.monotonic()
@@ -110,9 +111,8 @@ def test_forming_a_group_times_out(wire: Wire, monkeypatch: pytest.MonkeyPatch) 
     assert time.monotonic() - began < SOON
 
 
-def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_wandb.job.connection._QUICK_TIMEOUT", 0.3)
-    monkeypatch.setattr("dist_wandb.job.connection._LEAST_PATIENCE", 0.3)
+def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, change_limits: ChangeLimits) -> None:
+    change_limits(quick_answers=0.3, least_patience=0.3)
     asking = job_store(wire.client())
     asking.publish("key", 1)
     assert (asking.try_get("key", soon=True), asking.try_get("no key", soon=True)) == (1, None)
@@ -153,10 +153,11 @@ def test_a_store_whose_host_has_ended_is_not_used_again(capfd: pytest.CaptureFix
 
 def test_no_second_connection_to_a_lost_store_is_attempted() -> None:
     with wired_store() as (_, wire):
-        asking = job_store(wire.client(), 30.0)
+        client = wire.client()
+        asking = job_store(client, 30.0)
         asking.publish("key", 1)
     with contextlib.suppress(RuntimeError):
-        asking._store.set("key", "2")  # usually written into the connection before its end is detected
+        client.set("key", "2")  # usually written into the connection before its end is detected
     began = time.monotonic()
     with pytest.raises(RendezvousError, match="may have ended"):
         asking.beside("part")
@@ -186,17 +187,24 @@ def test_members_publish_their_addresses_when_they_meet(
     assert own.address(addresses) is None
 
 
-def test_a_group_is_formed_at_the_given_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    create = dist.ProcessGroupGloo.create_device
+@pytest.mark.parametrize(("has_options", "is_used"), [(True, True), (False, False)])
+def test_a_group_is_formed_at_the_given_address(
+    monkeypatch: pytest.MonkeyPatch, has_options: bool, is_used: bool
+) -> None:
+    """Or, if a later torch has renamed what that takes, at the one that gloo chooses."""
+    if not has_options:
+        monkeypatch.delattr(dist.ProcessGroupGloo, "_Options")
+    published: list[bytes] = []
+    store = dist.HashStore()
 
-    def create_device(hostname: str) -> Any:
-        made.append(hostname)
-        return create(hostname=hostname)
+    def note(_key: str, value: Any) -> None:
+        published.extend([bytes(value)] if isinstance(value, (bytes, bytearray, list)) else [])
 
-    stand_in = SimpleNamespace(create_device=create_device, _Options=dist.ProcessGroupGloo._Options)  # type: ignore[attr-defined]
-    monkeypatch.setattr(dist, "ProcessGroupGloo", stand_in)
-    assert gloo._options(gloo._SLICE, "127.0.0.2")._timeout == gloo._SLICE
-    assert (made, gloo._options(gloo._SLICE, None)) == (["127.0.0.2"], gloo._SLICE)
-    del stand_in._Options
-    assert gloo._options(gloo._SLICE, "127.0.0.2") == gloo._SLICE
+    def form(rank: int) -> list[float]:
+        group = GlooGroup(CountedStore(store, rank, Counts(), note), rank, 2, SOON, bool, "127.0.0.2")
+        return group.reduce([1.0], [])[0]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(form, range(2))) == [[2.0]] * 2
+    assert published
+    assert any(bytes([127, 0, 0, 2]) in value for value in published) is is_used

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torchmetrics
-from units import HASTY, QUICK, Ranks, Row, eventually, wait_for_peers
+from fixed_limits import ChangeLimits
+from units import HASTY, QUICK, Ranks, Row, eventually
 
 from dist_wandb import gathered
 from dist_wandb.exchange import transport as groups
 from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.transport import BrokenError, gloo
+from dist_wandb.exchange.transport import BrokenError
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
 
@@ -25,9 +26,9 @@ SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts for other r
 
 
 @pytest.fixture(params=[2, 3])
-def fan_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def fan_out(request: pytest.FixtureRequest, change_limits: ChangeLimits) -> int:
     """The maximum number of members of a group."""
-    monkeypatch.setattr(groups, "FAN_OUT", request.param)
+    change_limits(fan_out=request.param)
     return int(request.param)
 
 
@@ -54,11 +55,11 @@ def shown(value: Any) -> Any:
 
 @pytest.mark.parametrize(("size", "per_node"), [(5, None), (9, 3), (8, 2), (4, 1)])
 def test_a_tree_writes_the_same_rows_as_one_group(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, fan_out: int, size: int, per_node: int | None
+    ranks: Callable[..., Ranks], change_limits: ChangeLimits, fan_out: int, size: int, per_node: int | None
 ) -> None:
     units = []
     for most in (fan_out, size):
-        monkeypatch.setattr(groups, "FAN_OUT", most)
+        change_limits(fan_out=most)
         unit = ranks(size, reduce={"count": "sum"}, spread=["spread"], per_node=per_node)
         log_all_kinds(unit)
         unit.flush()
@@ -78,18 +79,18 @@ def test_a_tree_writes_the_same_rows_as_one_group(
 def test_survivors_continue_without_a_rank_that_dies(
     ranks: Callable[..., Ranks],
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    change_limits: ChangeLimits,
     most: int,
     lost: int,
 ) -> None:
     """Whether the rank is the first of a node, of a level above, or of no group, or all are one group."""
-    monkeypatch.setattr(groups, "FAN_OUT", most)
+    change_limits(fan_out=most)
     unit = ranks(9, reduce="sum", per_node=3)
     others = [rank for rank in range(9) if rank != lost]
     for step in range(3):
         unit.write_all(lambda rank: {"ones": 1, "mine": rank}, step)
     began = time.monotonic()
-    unit.die(lost)
+    unit.exchanges[lost].die()
     for step in range(3, 6):
         unit.log_all(lambda rank: {"ones": 1, "mine": rank}, step, ranks=others)
     unit.close(*others)
@@ -111,7 +112,7 @@ def test_if_the_primary_dies_all_others_report_lost_rows(
     unit = ranks(9, per_node=3, limits=HASTY)
     others = range(1, 9)
     unit.write_all(lambda rank: {"loss": float(rank)}, 0)
-    unit.die(0, notice=False)
+    unit.exchanges[0].die(notice=False)
     for step in (1, 2):
         unit.log_all(lambda rank: {"loss": float(rank)}, step, ranks=others)
     assert unit.together(lambda exchange: exchange.flush(), *others) == [False] * 8, "their rows are not written"
@@ -151,11 +152,13 @@ def test_late_ranks_join(ranks: Callable[..., Ranks]) -> None:
 
 
 def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    change_limits: ChangeLimits,
 ) -> None:
     """All pieces together take longer than the timeout for one; members of the lowest level wait for those above."""
-    monkeypatch.setattr(groups, "FAN_OUT", 2)
-    monkeypatch.setattr(gloo, "PIECE", 4000)
+    change_limits(fan_out=2, piece=4000)
     send = GlooGroup.send_to_first
 
     def send_slowly(group: GlooGroup, own: Any, *arguments: Any) -> None:
@@ -167,10 +170,7 @@ def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
     unit.write_all({"loss": 1.0}, 0)
     unit.lose_soon(5.0)
     for exchange in unit.exchanges.values():
-        group: Any = exchange.group
-        for part in group._groups:
-            part._timeout = 5.0
-        wait_for_peers(exchange, 5.0)
+        exchange.wait_for_peers(5.0)
     monkeypatch.setattr(GlooGroup, "send_to_first", send_slowly)
     unit.log_all(lambda rank: {"table": gathered([[f"{rank}" * 990]] * 14, ["text"])}, 1)
     eventually(lambda: unit.last("table"))
@@ -181,10 +181,13 @@ def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
 
 
 def test_ranks_that_cannot_connect_in_an_upper_level_continue_alone(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    change_limits: ChangeLimits,
 ) -> None:
     """This includes ranks whose own groups have formed, after the same number of attempts."""
-    monkeypatch.setattr(groups, "FAN_OUT", 3)
+    change_limits(fan_out=3)
 
     store_of = Forming.store_of
 

@@ -68,50 +68,82 @@ class CountedStore(dist.Store):
         store: The store of all ranks.
         rank: The rank.
         counts: The counters.
+        before: Called before each call, with a key and the value to be set, if any; may wait, or raise an error.
     """
 
-    def __init__(self, store: dist.Store, rank: int, counts: Counts) -> None:
+    def __init__(
+        self, store: dist.Store, rank: int, counts: Counts, before: Callable[[str, Any], None] = lambda *_: None
+    ) -> None:
         super().__init__()
         self._store = store
         self._rank = rank
         self._counts = counts
+        self._before = before
         _kept.append(self)
 
     def set(self, key: str, value: Any) -> None:
+        self._before(key, value)
         self._counts.add(self._rank, [key], len(value))
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
+        self._before(key, None)
         value = self._store.get(key)
         self._counts.add(self._rank, [key], len(value))
         return value
 
     def add(self, key: str, amount: int) -> int:
+        self._before(key, amount)
         self._counts.add(self._rank, [key], 8)
         return self._store.add(key, amount)
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        self._before(key, None if desired == expected else desired)
         value = self._store.compare_set(key, expected, desired)
         self._counts.add(self._rank, [key], len(value) + len(expected) + len(desired))
         return value
 
     def check(self, keys: list[str]) -> bool:
+        self._before(keys[0], None)
         self._counts.add(self._rank, keys)
         return self._store.check(keys)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
+        self._before(keys[0], None)
         values = self._store.multi_get(keys)
         self._counts.add(self._rank, keys, sum(map(len, values)))
         return values
 
     def delete_key(self, key: str) -> bool:
+        self._before(key, None)
         self._counts.add(self._rank, [key])
         return self._store.delete_key(key)
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        self._store.wait(keys, *timeout)
 
     def clone(self) -> dist.Store:
         return self
 
     deleteKey, compareSet, multiGet = delete_key, compare_set, multi_get  # noqa: N815  # names that torch may call
+
+
+class Outage:
+    """The outage of a store in this process: between `begin` and `end`, no call of a rank is answered."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+        self._counts = Counts()
+        self._is_here = threading.Event()
+        self.begin, self.end = self._is_here.set, self._is_here.clear
+
+    def store_of(self, rank: int) -> CountedStore:
+        """Return a rank's access to the store."""
+        return CountedStore(self._store, rank, self._counts, self._refuse)
+
+    def _refuse(self, _key: str, _value: Any) -> None:
+        if self._is_here.is_set():
+            raise RuntimeError("the store is gone")
 
 
 class _Room:

@@ -569,7 +569,7 @@ def simulated(world: World) -> Iterator[None]:
         (timed_caller.TimedCaller, "call", call),
         (timed_caller._Call, "start", start),
         (connection, "connections_to", lambda _: set()),  # the store has no sockets to search for
-        (interface, "_live", []),
+        (interface, "live", []),
         (gloo, "TimedCaller", functools.partial(_Connecting, world)),
         (dist, "PrefixStore", PrefixStore),
         (dist, "ProcessGroupGloo", lambda *arguments: ProcessGroup(world, *arguments)),

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from fixed_limits import change_limits
 from torch.distributed import HashStore, Store
 
-from dist_wandb.exchange import collective, interface
+from dist_wandb.exchange import interface
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Demand, Exchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
@@ -65,25 +66,33 @@ class RecordingRun:
             self._open = {}
 
 
-class PatientExchange(CollectiveExchange):
+class UnitExchange(CollectiveExchange):
+    """The exchange of a rank that may die, and whose patience may change."""
+
+    @property
+    def kept(self) -> int:
+        """How many rows this rank keeps for an absent primary."""
+        return len(self._worker.cycle.kept)
+
+    def wait_for_peers(self, seconds: float) -> None:
+        """Change how long rows wait for other ranks."""
+        self._worker.pacer.patience = seconds
+
+    def die(self, *, notice: bool = True) -> None:
+        """End as a killed process does: without a last round, and with lost connections."""
+        if not notice:  # nor does it publish that it is gone
+            self._worker.participation.leave = lambda *_, **__: None  # type: ignore[method-assign]
+        self._lifecycle.has_failed = True
+        self._ask(Demand.STOP)
+        assert self._lifecycle.ended.wait(SOON)
+
+
+class PatientExchange(UnitExchange):
     """Waits for all ranks even for a new name: values that a test logs on one rank after another belong together."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._worker.pacer.new_name_patience = math.inf
-
-
-def wait_for_peers(exchange: CollectiveExchange, seconds: float) -> None:
-    """Change how long an exchange waits for other ranks."""
-    context, pacer = exchange._worker._context, exchange._worker.pacer
-    limits = replace(context.limits, peer_timeout=seconds)
-    object.__setattr__(context, "limits", limits)
-    pacer._limits = limits
-
-
-def kept(exchange: CollectiveExchange) -> int:
-    """Return how many values a rank keeps for an absent primary."""
-    return len(exchange._worker.cycle.kept)
 
 
 def _itself(job_store: JobStore) -> JobStore:
@@ -96,8 +105,8 @@ class Ranks:
 
     size: int
     limits: Limits = QUICK  # limits of the ranks
-    # pass `CollectiveExchange` to write new names after five heartbeats, even if some ranks have not logged them
-    kind: type[CollectiveExchange] = PatientExchange
+    # pass `UnitExchange` to write new names after five heartbeats, even if some ranks have not logged them
+    kind: type[UnitExchange] = PatientExchange
     reduce: Any = "mean"
     spread: Sequence[str] = ()
     axes: Sequence[str] = ()  # names that are x axes of the user
@@ -109,7 +118,7 @@ class Ranks:
     store: HashStore = field(default_factory=HashStore)
     store_of: Callable[[int], Store] | None = None  # a separate connection to the store for each rank
     run: RecordingRun = field(default_factory=RecordingRun)
-    exchanges: dict[int, CollectiveExchange] = field(default_factory=dict)
+    exchanges: dict[int, UnitExchange] = field(default_factory=dict)
 
     def open(self, *ranks: int) -> Ranks:
         for rank in ranks or range(self.size):
@@ -145,7 +154,7 @@ class Ranks:
         self.log_all(values, step)
         self.flush()
 
-    def together(self, action: Callable[[CollectiveExchange], Any], *ranks: int) -> list[Any]:
+    def together(self, action: Callable[[UnitExchange], Any], *ranks: int) -> list[Any]:
         exchanges = [self.exchanges[rank] for rank in ranks or self.exchanges]
         with ThreadPoolExecutor(len(exchanges)) as pool:
             return list(pool.map(action, exchanges))
@@ -156,21 +165,16 @@ class Ranks:
     def close(self, *ranks: int) -> None:
         assert all(self.together(lambda exchange: exchange.close(), *ranks))
 
-    def die(self, rank: int, *, notice: bool = True) -> None:
-        """End a rank as a killed process does: without a last round, and with lost connections."""
-        exchange: Any = self.exchanges[rank]
-        if not notice:  # nor does it publish that it is gone
-            exchange._worker.participation.leave = lambda *_, **__: None
-        exchange._lifecycle.has_failed = True
-        exchange._ask(Demand.STOP)
-        assert exchange._lifecycle.ended.wait(SOON)
-
     def lose_soon(self, peer_timeout: float) -> None:
         """Lose ranks that keep the others waiting for so long, in this generation only."""
-        before = {rank: exchange.rounds.table.round for rank, exchange in self.exchanges.items()}
         for exchange in self.exchanges.values():
             group: Any = exchange.group
-            group._timeout = peer_timeout
+            group.timeout = peer_timeout
+        self.pass_rounds()
+
+    def pass_rounds(self) -> None:
+        """Wait until a whole round has passed on all ranks."""
+        before = {rank: exchange.rounds.table.round for rank, exchange in self.exchanges.items()}
         eventually(lambda: all(self.exchanges[rank].rounds.table.round > old + 1 for rank, old in before.items()))
 
     def last(self, name: str) -> dict[int, Any]:
@@ -191,8 +195,7 @@ def making() -> Iterator[Callable[..., Ranks]]:
         return made[-1].open(*present)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interface, "LAST_WRITES", 20.0)  # a thread may be held up, also at its end
-        patch.setattr(collective, "_LAST_WAIT", 10.0)
+        change_limits(patch, last_writes=20.0, last_wait_for_devices=10.0)  # a thread may be held up, also at its end
         yield make
         for unit in made:
             unit.together(lambda exchange: exchange.leave(failed=True))
@@ -221,7 +224,7 @@ class Stall:
 
 def live_exchanges() -> list[Exchange]:
     """Return the exchanges of this process whose threads may run."""
-    return [exchange for exchange in interface._live if not exchange.has_ended]
+    return [exchange for exchange in interface.live if not exchange.has_ended]
 
 
 def eventually(condition: Callable[[], object], within: float = 30) -> None:

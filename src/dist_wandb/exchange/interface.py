@@ -47,7 +47,7 @@ _SLICE = 0.2  # seconds between two checks whether to stop waiting
 _QUIET = 5.0  # seconds until the first line about rows that are being written at the end; then it doubles
 _LAST_ANSWERS = 3.0  # seconds at process exit for abandoned calls of the store to return
 
-_live: list[Exchange] = []  # those whose threads may run
+live: list[Exchange] = []  # those whose threads may run
 
 
 class Demand(IntEnum):
@@ -143,8 +143,8 @@ class Exchange(ABC):
     def start(self) -> None:
         """Begin, once the session is complete."""
         self._thread.start()
-        _live[:] = [known for known in _live if not known.has_ended]
-        _live.append(self)
+        live[:] = [known for known in live if not known.has_ended]
+        live.append(self)
 
     @abstractmethod
     def put(self, contribution: Contribution) -> None:
@@ -294,7 +294,7 @@ def ends(lifecycle: Lifecycle, left: Callable[[], int], rank: int) -> bool:
 
 def end_all(*, failed: bool) -> None:
     """End all exchanges at process exit: those of finished sessions may still serve other ranks."""
-    for exchange in reversed(_live):
+    for exchange in reversed(live):
         with suppress(KeyboardInterrupt):  # the others must end as well
             exchange.leave(failed=failed)
     settle(_LAST_ANSWERS)

@@ -154,6 +154,7 @@ class Pacer:
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.new_name_patience: float = NEW_NAME_HEARTBEATS * limits.heartbeat
+        self.patience: float = limits.peer_timeout
         self._limits = limits
         self._pause = 0.0
         self._has_taken = True
@@ -200,7 +201,7 @@ class Pacer:
                 self._rounds.append((number, now))
             while len(self._rounds) > 1 and self._rounds[1][0] <= oldest:
                 self._rounds.popleft()
-            since_new, since_all = now - self.new_name_patience, now - self._limits.peer_timeout
+            since_new, since_all = now - self.new_name_patience, now - self.patience
             overdue = self._last_before(since_new), self._last_before(since_all)
         self._last_round = now
         return overdue

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fixed_limits import ChangeLimits
 from torch.distributed import HashStore
 from units import Stall, eventually, live_exchanges
 
-from dist_wandb.exchange import direct, interface
 from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
 from dist_wandb.exchange.interface import Hooks
 from dist_wandb.exchange.membership.generations import Generation, GenerationStore, keys_of
@@ -25,6 +25,7 @@ from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
+OWN_THREAD = "dist_wandb-own-rows"
 QUICK = Limits(join_timeout=30.0, finish_timeout=30.0)
 
 
@@ -70,19 +71,24 @@ class Own:
         self.exchange.close(failed=True) if how == "failed" else getattr(self.exchange, how)()
 
     @property
+    def threads(self) -> set[str]:
+        """The threads that have written, by name."""
+        return {"here" if thread is threading.current_thread() else thread.name for thread in self.run.threads}
+
+    @property
     def steps(self) -> list[int]:
         return [row["global_step"] for row in self.run.rows]
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Own]]:
+def make(change_limits: ChangeLimits) -> Iterator[Callable[..., Own]]:
     made: list[Own] = []
 
     def make_one(**arguments: Any) -> Own:
         made.append(Own(**arguments))
         return made[-1]
 
-    monkeypatch.setattr(interface, "LAST_WRITES", 20.0)
+    change_limits(last_writes=20.0)
     yield make_one
     for own in made:
         own.run.goes_on.set()
@@ -92,7 +98,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Own]]:
 
 
 def own_threads() -> int:
-    return sum(thread.name == "dist_wandb-own-rows" for thread in threading.enumerate())
+    return sum(thread.name == OWN_THREAD for thread in threading.enumerate())
 
 
 # --- one thread, in order ---------------------------------------------------------------------------------------------
@@ -108,7 +114,7 @@ def test_rows_are_written_in_order_each_by_one_call_of_wandb(make: Callable[...,
     rows = [row for row in own.run.rows if "accuracy" in row]
     assert [row["global_step"] for row in rows] == list(range(50))
     assert own.run.commits == [None] * (50 + sum(step % 3 > 0 or step % 2 > 0 for step in range(50)))
-    assert own.run.threads == ({threading.current_thread()} if at_once else {own.exchange._thread})
+    assert own.threads == ({"here"} if at_once else {OWN_THREAD})
 
 
 def test_a_rank_without_a_run_has_no_thread(make: Callable[..., Own]) -> None:
@@ -171,15 +177,14 @@ def test_log_does_not_wait_for_a_device_and_rows_stay_in_order(make: Callable[..
     assert own.exchange.flush()
     assert own.steps == [0, 1, 2, 3]
     assert own.run.rows[1] == {"loss": 1.0, "accuracy": 0.0, "global_step": 1}
-    here = threading.current_thread()
-    assert own.run.threads == ({here, own.exchange._thread} if at_once else {own.exchange._thread})
+    assert own.threads == ({"here", OWN_THREAD} if at_once else {OWN_THREAD})
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["device", "wandb"])
 def test_close_keeps_its_limit_and_reports_lost_rows(
-    make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_stopped: bool
+    make: Callable[..., Own], change_limits: ChangeLimits, caplog: pytest.LogCaptureFixture, is_stopped: bool
 ) -> None:
-    monkeypatch.setattr(interface, "LAST_WRITES", 0.1)
+    change_limits(last_writes=0.1)
     own = make(at_once=not is_stopped)
     if is_stopped:
         own.run.goes_on.clear()
@@ -229,9 +234,9 @@ def test_log_does_not_block_while_wandb_is_stopped(make: Callable[..., Own]) -> 
 
 
 def test_pending_rows_are_bounded_and_lost_rows_are_reported(
-    make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Callable[..., Own], change_limits: ChangeLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(direct, "_STANDSTILL", 0.05)
+    change_limits(standstill_of_own_rows=0.05)
     own = make(at_once=False, limits=Limits(max_pending_rows=10, finish_timeout=30))
     own.run.goes_on.clear()
     for step in range(15):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +13,15 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from fixed_limits import ChangeLimits
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport import BrokenError, destroy_closed, gloo, members_of, tree, tree_of, undestroyed
+from dist_wandb.exchange.transport import BrokenError, destroy_closed, members_of, tree, tree_of, undestroyed
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
 
@@ -38,9 +41,11 @@ in_one_and_a_tree = pytest.mark.parametrize(("size", "fan_out"), [(3, MANY), (5,
 @pytest.fixture
 def form(on_ranks: OnRanks) -> Iterator[Form]:
     """Form a group or a tree of threads, which is closed after the test."""
-    formed: list[Any] = []
+    formed: list[GlooGroup] = []
 
-    def form_all(size: int, fan_out: int = MANY, timeout: float = 30.0, is_over: Any = bool) -> list[Any]:
+    def form_all(
+        size: int, fan_out: int = MANY, timeout: float = 30.0, is_over: Any = bool, *, parts: bool = False
+    ) -> list[Any]:
         store, nodes = dist.HashStore(), [rank // 3 for rank in range(size)]
 
         def form_one(rank: int) -> Any:
@@ -48,10 +53,11 @@ def form(on_ranks: OnRanks) -> Iterator[Form]:
                 GlooGroup(dist.PrefixStore(group.name, store), group.group_rank, len(group.members), timeout, is_over)
                 for group in tree_of(range(size), nodes, rank, fan_out).path
             ]
-            return groups[0] if size <= fan_out else TreeGroup(groups, rank, size, timeout)
+            formed.extend(groups)
+            whole = groups[0] if size <= fan_out else TreeGroup(groups, rank, size, timeout)
+            return (whole, groups) if parts else whole
 
         groups: list[Any] = on_ranks(size, form_one)
-        formed.extend(groups)
         return groups
 
     yield form_all
@@ -109,15 +115,14 @@ def test_either_list_may_be_empty(form: Form, on_ranks: OnRanks, given: Any, siz
 def test_many_numbers_are_reduced_in_pieces(
     form: Form,
     on_ranks: OnRanks,
-    monkeypatch: pytest.MonkeyPatch,
+    change_limits: ChangeLimits,
     summed: int,
     piece: int,
     serial: int,
     size: int,
     fan_out: int,
 ) -> None:
-    monkeypatch.setattr(gloo, "PIECE", piece * 8)
-    monkeypatch.setattr(gloo, "SERIAL", serial)
+    change_limits(piece=piece * 8, serial=serial)
     groups = form(size, fan_out)
     total = sum(range(size))
 
@@ -136,10 +141,9 @@ def test_many_numbers_are_reduced_in_pieces(
 @pytest.mark.parametrize("piece", [24, 2**20])
 @in_all
 def test_bytes_of_any_length_are_collected_in_member_order(
-    form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, size: int, fan_out: int, piece: int
+    form: Form, on_ranks: OnRanks, change_limits: ChangeLimits, size: int, fan_out: int, piece: int
 ) -> None:
-    monkeypatch.setattr(gloo, "PIECE", piece)
-    monkeypatch.setattr(tree, "_MOST_HELD", 2 * piece * size)
+    change_limits(piece=piece, most_held=2 * piece * size)
     groups = form(size, fan_out)
     sent = [bytes([rank]) * (rank % 3 * 40) for rank in range(size)]
 
@@ -155,9 +159,9 @@ def test_bytes_of_any_length_are_collected_in_member_order(
 @pytest.mark.parametrize("piece", [24, 2**20])
 @in_all
 def test_a_tally_has_equal_contents_once_with_their_members(
-    form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, size: int, fan_out: int, piece: int
+    form: Form, on_ranks: OnRanks, change_limits: ChangeLimits, size: int, fan_out: int, piece: int
 ) -> None:
-    monkeypatch.setattr(gloo, "PIECE", piece)
+    change_limits(piece=piece)
     groups = form(size, fan_out)
     for given in (
         [bytes([rank]) * (rank * 40) for rank in range(size)],
@@ -179,11 +183,10 @@ def test_a_tally_has_equal_contents_once_with_their_members(
 @in_one_and_a_tree
 @pytest.mark.parametrize("how", ["tally", "collect"])
 def test_oversized_messages_are_refused_and_the_group_stays_usable(
-    form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str, size: int, fan_out: int
+    form: Form, on_ranks: OnRanks, change_limits: ChangeLimits, how: str, size: int, fan_out: int
 ) -> None:
     groups = form(size, fan_out)
-    monkeypatch.setattr(gloo, "MOST_GATHERED", 100)
-    monkeypatch.setattr(gloo, "MOST_COLLECTED", 100)
+    change_limits(most_gathered=100, most_collected=100)
 
     def give(rank: int, length: int) -> Any:
         try:
@@ -197,23 +200,25 @@ def test_oversized_messages_are_refused_and_the_group_stays_usable(
     assert on_ranks(size, lambda rank: give(rank, 100))[0] == (members_of(given) if how == "tally" else given)
     if how == "tally" and fan_out < size:
         together = 101 + 2 * 12 + 5 * 8
-        monkeypatch.setattr(tree, "_MOST_TOGETHER", together - 1)
+        change_limits(most_together=together - 1)
         for refusal in on_ranks(size, lambda rank: give(rank, 100)):
             assert refusal.startswith(f"All members of the group together announced {together} bytes, but")
     assert on_ranks(size, lambda rank: groups[rank].reduce([1.0], [])) == [([size], [])] * size
 
 
 @pytest.mark.parametrize("length", [-1, 2**62])
-def test_an_absurd_announced_length_raises_no_memory_error(form: Form, on_ranks: OnRanks, length: int) -> None:
-    groups = form(2)
+def test_an_absurd_announced_length_raises_no_memory_error(on_ranks: OnRanks, length: int) -> None:
+    store = dist.HashStore()
 
     def give(rank: int) -> None:
         if rank == 0:
+            other: Any = dist.ProcessGroupGloo(store, 0, 2, timedelta(seconds=SOON))
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
-            groups[0]._all_gather(lengths, torch.tensor([length]))
+            other.allgather([lengths], [torch.tensor([length])]).wait()
             return
+        group = GlooGroup(store, 1, 2, SOON, bool)
         with pytest.raises(ConfigurationError, match=f"Member 0 of the group announced {length:,} bytes"):
-            groups[1].collect(b"")
+            group.collect(b"")
 
     on_ranks(2, give)
 
@@ -238,12 +243,44 @@ def test_data_of_another_version_is_refused(form: Form, on_ranks: OnRanks) -> No
     on_ranks(5, collect)
 
 
-def test_malformed_tallies_are_refused() -> None:
-    good = tree._packed({b"ab": frozenset([0, 1, 4]), b"": frozenset([2])})
-    assert tree._unpacked(good) == {b"ab": frozenset([0, 1, 4]), b"": frozenset([2])}
-    for bad in (good[:-1], good + b"d", good[:5], good + tree._CONTENT.pack(1, 0)):
-        with pytest.raises(ConfigurationError, match="is malformed"):
-            tree._unpacked(bad)
+ITS_CONTENT = struct.pack("<IQII", 1, 2, 2, 2) + b"ab"  # two bytes of the members from 2 to 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_refused"),
+    [
+        (ITS_CONTENT, False),
+        (ITS_CONTENT[:-1], True),
+        (ITS_CONTENT + b"d", True),
+        (ITS_CONTENT[:5], True),
+        (ITS_CONTENT + struct.pack("<IQ", 1, 0), True),
+    ],
+    ids=["sound", "cut off", "longer", "without a length", "without members"],
+)
+def test_malformed_tallies_are_refused(form: Form, on_ranks: OnRanks, sent: bytes, is_refused: bool) -> None:
+    """Member 2 sends what another version might; member 1 is the first of its group."""
+    groups = form(3, 2, timeout=SOON, parts=True)
+
+    def send(whole: TreeGroup, part: GlooGroup) -> None:
+        whole.reduce([float(len(sent))], [float(len(sent) * 3)])  # as `tally` announces them
+        part.collect(sent, deadline=time.monotonic() + SOON)
+        part.receive_from_first(length := torch.zeros(1, dtype=torch.float64))
+        part.receive_from_first(torch.zeros(int(length), dtype=torch.uint8))
+
+    def tally(rank: int) -> Any:
+        whole, (part, *_) = groups[rank]
+        try:
+            return send(whole, part) if rank == 2 else whole.tally(b"y")
+        except (BrokenError, ConfigurationError) as error:
+            whole.close()
+            return error
+
+    upper, lower, _ = on_ranks(3, tally)
+    if is_refused:
+        assert isinstance(upper, BrokenError)
+        assert "that the members of the group sent is malformed" in str(lower)
+    else:
+        assert upper == lower == {b"y": {0, 1}, b"ab": {2}}
 
 
 # --- interruptions ----------------------------------------------------------------------------------------------------
@@ -258,7 +295,7 @@ def test_a_group_whose_members_do_not_connect_in_time_is_broken() -> None:
 def test_waiting_for_a_stalled_member_ends_at_the_limit(form: Form, size: int, fan_out: int, late: int) -> None:
     groups = form(size, fan_out)
     for group in groups:
-        group._timeout = 0.5  # not while they connect, which may take longer
+        group.timeout = 0.5  # not while they connect, which may take longer
 
     def use(rank: int) -> float:
         began = time.monotonic()
@@ -334,10 +371,10 @@ def test_all_other_members_notice_a_lost_member(
 def test_lower_levels_learn_whether_upper_groups_have_formed(
     form: Form, on_ranks: OnRanks, below: bool, all_formed: bool
 ) -> None:
-    groups = form(9, 3)
+    groups = form(9, 3, parts=True)
 
     def hand_down(rank: int) -> bool:
-        own = groups[rank]._groups
+        _, own = groups[rank]
         deadline = time.monotonic() + SOON
         if len(own) > 1 and not below:  # the upper level has not formed
             return tree.hand_down(own[:1], formed=False, deadline=deadline)
@@ -350,9 +387,10 @@ def test_a_group_with_a_pending_collective_is_closed_without_waiting(form: Form)
     first, second = form(2, timeout=60.0, is_over=lambda: True)
     with pytest.raises(BrokenError):
         reduce_alone(first)
-    assert not all(work.is_completed() for work in first._pending)
+    before = len(undestroyed)
     with taking(0, SOON):
         first.close()
+    assert len(undestroyed) == before + 1, "its collective has not ended"
     with pytest.raises(BrokenError, match="the group is closed"):
         reduce_alone(first)
     with taking(0, SOON):
@@ -378,12 +416,14 @@ class LateWork:
 
 
 def test_a_collective_that_completes_right_after_a_wait_slice_succeeds() -> None:
-    group = GlooGroup(dist.HashStore(), 0, 1, 5.0, lambda: False)
-    work = LateWork()
-    group._wait(lambda _: [work], 0)
-    assert work.slices == 1
+    works = [LateWork(), LateWork(RuntimeError("gone"))]
+    native = mock.Mock(allgather=mock.Mock(side_effect=works))
+    with mock.patch.object(dist, "ProcessGroupGloo", return_value=native):
+        group = GlooGroup(dist.HashStore(), 0, 1, 5.0, lambda: False)
+    assert group.reduce([1.0], []) == ([0.0], [])  # what such a collective has received
+    assert works[0].slices == 1
     with pytest.raises(BrokenError, match="gone"):
-        group._wait(lambda _: [LateWork(RuntimeError("gone"))], 0)
+        group.reduce([1.0], [])
 
 
 def threads_of_gloo() -> int:
@@ -397,18 +437,18 @@ def threads_of_gloo() -> int:
 
 def test_a_closed_group_is_destroyed_after_its_collectives_end() -> None:
     """One of three members dies: gloo's thread then spins on a message of another member to the failed collective."""
-    store = dist.HashStore()
+    store, is_over = dist.HashStore(), threading.Event()
     with ThreadPoolExecutor(3) as pool:
-        groups = list(pool.map(lambda rank: GlooGroup(store, rank, 3, 2.0, lambda: False), range(3)))
+        groups = list(pool.map(lambda rank: GlooGroup(store, rank, 3, 2.0, is_over.is_set), range(3)))
     before = threads_of_gloo()
+    is_over.set()
     first, *others = groups
-    collectives = [group._group for group in others]
     first.close()
-    for group, native in zip(others, collectives, strict=True):
-        group._pending = [native.barrier()]  # waits, in part, for a member that is gone
+    for group in others:
+        with pytest.raises(BrokenError):
+            group.reduce([1.0], [1.0])  # waits, in part, for a member that is gone
         group.close()
-    del groups, first, others, group, native
-    collectives.clear()
+    del groups, first, others, group
     assert undestroyed
     deadline = time.monotonic() + SOON
     while undestroyed:

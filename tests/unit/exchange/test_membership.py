@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts
+from fixed_limits import ChangeLimits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange import membership
 from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import Moved, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
@@ -39,6 +39,7 @@ class Job:
         self.size = size
         self.counts = Counts()
         self.stopped: set[int] = set()
+        self.before: Callable[[str, Any], None] = lambda *_: None  # as of `CountedStore`
         self._store = dist.HashStore()
         self._ranks: dict[int, Membership] = {}
 
@@ -52,8 +53,11 @@ class Job:
         return Unit("", index, self.size, index, range(self.size))
 
     def keys(self, index: int) -> JobStore:
-        store = CountedStore(self._store, index, self.counts)
+        store = CountedStore(self._store, index, self.counts, self._before)
         return JobStore(store, "test", Topology(index, index, 0, self.size, self.size, 1), LONG)
+
+    def _before(self, key: str, value: Any) -> None:
+        self.before(key, value)
 
     def publish_opened(self, index: int) -> None:
         publish_opened(self.keys(index), self.unit(index))
@@ -84,8 +88,8 @@ def knows(number: int, *offers: str) -> Checkpoint:
 
 
 @pytest.fixture
-def brief_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_TERM", SHORT)
+def brief_terms(change_limits: ChangeLimits) -> None:
+    change_limits(term=SHORT)
 
 
 def test_the_last_rank_to_arrive_claims_the_first_generation() -> None:
@@ -163,24 +167,20 @@ def test_a_rank_that_arrives_twice_counts_once() -> None:
     assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1)
 
 
-def test_a_delayed_arrival_claims_the_first_generation_without_an_election(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_delayed_arrival_claims_the_first_generation_without_an_election() -> None:
     """The rank has its position, but its value arrives after the others have come and left, without contributions."""
     job = Job(3)
-    publish = JobStore.publish
 
-    def publish_late(keys: JobStore, key: str, value: Any) -> None:
-        if key == "here/1":
+    def come_and_leave(key: str, value: Any) -> None:
+        if key == "test/here/1" and value is not None:
             job.stopped.update({1, 2})
             for other in (1, 2):
                 with pytest.raises(Stopped):
                     job.rank(other).arrive(LONG)
-        publish(keys, key, value)
 
-    monkeypatch.setattr(JobStore, "publish", publish_late)
-    monkeypatch.setattr(membership.Membership, "elected", None)
-    assert job.rank(0).arrive(LONG).members == (0, 1, 2), "no rank had to be elected for lack of a last one"
+    job.before = come_and_leave
+    assert job.rank(0).arrive(LONG).members == (0, 1, 2)
+    assert not [family for _, family in job.counts.keys if "elected" in family], "for lack of a last one"
 
 
 def test_early_departures_are_not_members_and_are_recorded() -> None:
@@ -205,7 +205,8 @@ def test_the_source_has_the_latest_round() -> None:
     job = Job(4)
     before = job.begin()
     known = [knows(8, "a", "b", "c"), knows(8), knows(9, "a", "b"), knows(8)]
-    following = set_of(job.together(lambda rank: rank.regroup(before, known[rank.generations._index], LONG), *range(4)))
+    knowing = dict(zip(map(job.rank, range(4)), known, strict=True))
+    following = set_of(job.together(lambda rank: rank.regroup(before, knowing[rank], LONG), *range(4)))
     assert (following.last_round, following.source) == (9, 2)
 
 
@@ -289,9 +290,7 @@ def test_leaving_breaks_a_newer_generation_that_includes_the_rank(*, is_closed: 
     """The others expect it, as it has published its checkpoint; members forming groups need not check who is gone."""
     job = Job(3)
     before = job.begin()
-    for rank in range(3):
-        job.rank(rank).generations.summaries(before).append((rank, 6))
-    following = job.rank(0)._claim_next(before, dict.fromkeys(range(3), 6))
+    following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), LONG), *range(3)))
     assert not job.rank(1).generations.is_broken(following)
     job.rank(2).leave(before, knows(6), "finished" if is_closed else "failed", is_closed=is_closed)
     assert job.rank(1).generations.is_broken(following)
@@ -312,19 +311,21 @@ def test_leaving_breaks_a_generation_that_has_just_admitted_the_rank() -> None:
     assert not job.rank(1).generations.is_broken(before)  # it was not a member
 
 
-def test_a_generation_is_broken_at_once_if_a_member_leaves_during_the_claim(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_generation_is_broken_at_once_if_a_member_leaves_during_the_claim() -> None:
     job = Job(3)
     before = job.begin()
-    claim = job.rank(0).generations.claim
 
-    def claim_late(generation: Generation) -> Generation:
-        job.rank(2).leave(before, knows(6), "failed")
-        return claim(generation)
+    def act(key: str, value: Any) -> None:
+        if key == "test/summaries/0/1" and value is not None:  # not first: that rank would have to claim
+            job.rank(2).generations.summaries(before).append((2, 6))
+        elif key == "test/generation/1" and value is not None and not left:
+            left.append(key)
+            job.rank(2).leave(before, knows(6), "failed")
 
-    monkeypatch.setattr(job.rank(0).generations, "claim", claim_late)
-    following = job.rank(0)._claim_next(before, dict.fromkeys(range(3), 6))
+    left: list[str] = []
+    job.before = act
+    following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), LONG), 0, 1))
+    assert left
     assert following.members == (0, 1, 2)
     assert job.rank(1).generations.is_broken(following)
 

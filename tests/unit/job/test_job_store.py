@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
+from fixed_limits import ChangeLimits
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job import job_identity
@@ -69,11 +70,11 @@ def test_try_get_does_not_wait(at: At) -> None:
 
 
 @pytest.mark.parametrize("junk", ["junk", "{", "\x80", "[" * 200_000], ids=["text", "{", "\\x80", "deep"])
-def test_malformed_values_are_reported_with_their_key(at: At, junk: str) -> None:
-    here = at(0, 1)
-    here._store.set("base_id", junk)
+def test_malformed_values_are_reported_with_their_key(at: At, store: dist.Store, junk: str) -> None:
+    here, keys = at(0, 1), dist.PrefixStore("DistWandbLogger/1", store)
+    keys.set("base_id", junk)
     here.count("node/count")
-    here._store.set("node/1", junk)
+    keys.set("node/1", junk)
     looks: list[Callable[[], Any]] = [
         lambda: here.wait_get("base_id", "rank 0"),
         lambda: here.try_get("base_id"),
@@ -299,9 +300,9 @@ def test_one_rank_reports_the_missing_ranks_to_all(
 
 
 def test_each_rank_checks_itself_if_the_elected_one_is_gone(
-    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+    at: At, my_node: threading.local, change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr(job_identity, "_TERM", SHORT)
+    change_limits(term_of_last_rank=SHORT)
     my_node.node = "a"
     at(2, 4).claim("layout/elected", 2)  # and then it dies
     RankValues(at(2, 4), "node").publish("b")
@@ -335,12 +336,14 @@ def test_a_delayed_rank_does_not_delay_the_others_further(
 
 
 def test_another_rank_publishes_the_layout_if_the_last_one_dies(
-    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+    at: At, on_ranks: OnRanks, my_node: threading.local
 ) -> None:
-    monkeypatch.setattr(RankValues, "publish", lambda *_: False)  # no rank is the last one
-    my_node.node = "a"
-    for number, node in enumerate(["a", "a", "b"]):
-        SharedList(at(number, 3), "node").append([number, node])
-    learnt = [learn_layout(at(number, 3, timeout=SHORT), rank(number, 3), needed=True) for number in (1, 2)]
+    SharedList(at(0, 3), "node").append([0, "a"])  # and then it dies, before it finds that it is the last one
+
+    def learn(index: int) -> Topology:
+        my_node.node = "ab"[index]
+        return learn_layout(at(1 + index, 3, timeout=SHORT), rank(1 + index, 3), needed=True)
+
+    learnt = on_ranks(2, learn)
     assert learnt == [rank(number, 3).with_layout(["a", "a", "b"]) for number in (1, 2)]
     assert at(0, 3).try_get("layout") == [[0, 2, 1], [1, 1, 1]]

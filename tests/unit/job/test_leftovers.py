@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from new_process import begin_new_process
 
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_store import JobStore, RankValues, SharedList
@@ -17,7 +18,7 @@ Sessions = Callable[[int, int], JobStore]
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
-    monkeypatch.setattr(leftovers, "_leftovers", [])
+    begin_new_process(monkeypatch)
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 

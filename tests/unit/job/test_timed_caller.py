@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from fixed_limits import ChangeLimits
 from processes import wait_until
 
 from dist_wandb.job import timed_caller
@@ -47,8 +48,7 @@ def test_an_unanswered_poll_is_repeated_less_and_less_often(monkeypatch: pytest.
     for step in range(10_000):
         now[0] = step / 100
         poll.result()
-        if poll._call is not None:
-            poll._call.wait(SOON)
+        settle(SOON)
     assert len([at for at in calls if at < 1]) > 10
     assert len([at for at in calls if at > 60]) < 10
 
@@ -59,8 +59,8 @@ def test_successive_calls_use_one_thread() -> None:
     assert made_by != {threading.get_ident()}
 
 
-def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_caller, "_KEPT", 0.05)
+def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch, change_limits: ChangeLimits) -> None:
+    change_limits(idle_threads=0.05)
     monkeypatch.setattr(timed_caller, "_idle", [])
     thread = TimedCaller(10).call(threading.current_thread)
     thread.join(10)
@@ -97,7 +97,6 @@ def test_a_slow_call_is_given_up_and_later_ones_fail_at_once(over: threading.Eve
     caller = TimedCaller(0.2)
     with pytest.raises(UnansweredError, match=r"not answered for \d+\.\d s"):
         caller.call(over.wait)
-    caller._limit = 2 * SOON
     calls: list[int] = []
     began = time.monotonic()
     with pytest.raises(UnansweredError, match="stopped answering"):

@@ -17,6 +17,7 @@ from stored import ended_runs
 from wandb.sdk.data_types.plotly import Plotly
 
 import dist_wandb
+from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.session.session import Session
 from dist_wandb.wandb_files.reading import read_history
 
@@ -29,13 +30,17 @@ def session(bare_environment: None, tmp_path: Path) -> Iterator[Session]:  # noq
 
 
 @pytest.fixture
-def late(session: Session) -> Iterator[list[Any]]:
+def late(session: Session) -> Iterator[list[Any]]:  # noqa: ARG001  # it ends after the rows were written
     """The rows on their way, as in an exchange with other ranks; another thread writes them at the end of the test."""
-    exchange: Any = session._exchange
-    put, waiting = exchange.put, list[Any]()
-    exchange.put = waiting.append
-    yield waiting
-    thread = threading.Thread(target=lambda: [put(one) for one in waiting])
+    put, waiting, writer = DirectExchange.put, list[Any](), list[DirectExchange]()
+
+    def wait(exchange: DirectExchange, row: Any) -> None:
+        writer.append(exchange)
+        waiting.append(row)
+
+    with mock.patch.object(DirectExchange, "put", wait):
+        yield waiting
+    thread = threading.Thread(target=lambda: [put(*one) for one in zip(writer, waiting, strict=True)])
     thread.start()
     thread.join()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -172,7 +173,9 @@ def test_a_reduced_row_without_a_step_uses_the_last_step(fake_wandb: FakeWandb, 
             run.log({"mine": 1})
         run.log({"loss": rank}, step=8)
         run.log({"val": rank})
-        run._intake.put({"child": rank}, 3, None, None, leads=False)
+        child = pickle.loads(pickle.dumps(run))  # noqa: S301  # our own
+        child.log({"child": rank}, 3)
+        assert child.flush()
         run.log({"last": rank, "text": "a"})
         run.finish()
 

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from new_process import begin_new_process
 from strangers import give_away
 
 import dist_wandb
@@ -27,14 +27,13 @@ VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "
 @pytest.fixture(autouse=True)
 def _rank(
     bare_environment: None,  # noqa: ARG001  # used for its effect
-    tmp_path: Path,
+    temporary: Path,  # noqa: ARG001  # used for its effect
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Begin as rank 0 of 2."""
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(inherited_rank, "_announced", [])
+    begin_new_process(monkeypatch)
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def become_child(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def become() -> None:
         monkeypatch.setattr(inherited_rank, "ancestors", lambda: iter([os.getppid(), os.getpid()]))
-        monkeypatch.setattr(inherited_rank, "_announced", [])
+        begin_new_process(monkeypatch)
 
     return become
 

@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import wandb
+from fixed_limits import ChangeLimits
 from units import eventually, live_exchanges
 
 import dist_wandb
@@ -34,7 +35,7 @@ from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import unit_of
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
+    from tests.conftest import FakeWandb, Job, Meeting, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
@@ -100,8 +101,8 @@ UNKNOWN = [Topology(rank, None, None, 2, None, None) for rank in range(2)]
 
 
 @pytest.mark.usefixtures("store")
-def test_the_layout_is_learnt_even_if_no_plan_needs_it(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_identity, "_OPTIONAL_TIMEOUT", 20.0)
+def test_the_layout_is_learnt_even_if_no_plan_needs_it(on_ranks: OnRanks, change_limits: ChangeLimits) -> None:
+    change_limits(optional_layout=20.0)
     sessions = on_ranks(2, lambda rank: open_rank(UNKNOWN[rank]))
     assert [session.topology.knows_layout for session in sessions] == [True, True]
 
@@ -178,9 +179,9 @@ def test_sessions_of_an_integration_are_numbered_and_isolated() -> None:
 
 @pytest.mark.parametrize(("topology", "reinit"), [(TWO[0], "create_new"), (Topology.single(), None)])
 def test_a_rank_of_a_job_opens_its_own_run_despite_an_existing_one(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, topology: Topology, reinit: str | None
+    fake_wandb: FakeWandb, topology: Topology, reinit: str | None
 ) -> None:
-    monkeypatch.setattr(wandb, "run", object())
+    wandb.run = object()  # type: ignore[assignment]
     open_rank(topology)
     assert fake_wandb.arguments[0].get("reinit") == reinit
 
@@ -307,11 +308,10 @@ def test_the_job_name_gives_every_rank_the_id_without_a_store(
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("mode", ["auto", "shared"])
 def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_later(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: Any
+    fake_wandb: FakeWandb, meeting: Meeting, mode: Any
 ) -> None:
     arguments = {"project": "digits", "id": "exp"}
-    with monkeypatch.context() as before:
-        before.setattr(JobStore, "find", lambda *_: None)
+    with mock.patch.object(meeting, "store_of", return_value=None):
         first = open_rank(0, run_mode=mode, wandb_init=arguments)
     first.meet(arguments, "test", 1)
     described = next_job(["test"], TWO[1], 1.0)
@@ -323,9 +323,10 @@ def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_late
     assert len(fake_wandb.runs) == (2 if mode == "shared" else 1)
 
 
-def test_the_url_is_none_if_the_store_is_gone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_is_none_if_the_store_is_gone(job: Job, meeting: Meeting) -> None:
+    outage = meeting.outage()
     _, second = job(TWO)
-    monkeypatch.setattr(JobStore, "try_get", mock.Mock(side_effect=RendezvousError("gone")))
+    outage.begin()
     assert second.url is None
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from fixed_limits import ChangeLimits
 
 import dist_wandb
 from dist_wandb.session import registry
@@ -58,12 +59,14 @@ class Kill:
 
 
 @contextmanager
-def instead_of_a_kill(act: Callable[[int, int], object]) -> Iterator[None]:
-    """Call `act` instead of `os.kill`; reset SIGTERM's handler afterwards."""
+def instead_of_a_kill(act: Callable[[int, int], object]) -> Iterator[list[int]]:
+    """Call `act` instead of `os.kill`, and note exits; reset SIGTERM's handler afterwards."""
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "kill", act)
-            yield
+            exits: list[int] = []
+            for name, instead in (("kill", act), ("_exit", exits.append)):
+                patch.setattr(os, name, instead)
+            yield exits
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -154,9 +157,8 @@ def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(code
     assert kill.seen == [[(143, True)]]
 
 
-def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(codes: Codes) -> None:
     """The main thread is interrupted again while the thread that ends the run is in `finishing`."""
-    exits: list[int] = []
     kill = Kill(codes)
 
     def end_slowly(code: int, failed: bool) -> None:
@@ -164,26 +166,22 @@ def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(codes: Codes, mon
             time.sleep(1.5)  # longer than the main thread waits at a time
             codes.note(code, failed)
 
-    monkeypatch.setattr(os, "_exit", exits.append)
     end = catching_sigterm(end_slowly)
-    with instead_of_a_kill(kill):
+    with instead_of_a_kill(kill) as exits:
         signal.raise_signal(signal.SIGTERM)
         assert kill.done.wait(20)
     assert kill.seen == [[(143, True)]]
     assert exits == []
 
 
-def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(
-    codes: Codes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(codes: Codes, change_limits: ChangeLimits) -> None:
     kill = Kill(codes)
 
     def end_slowly(code: int, failed: bool) -> None:
         time.sleep(0.3)
         codes.note(code, failed)
 
-    monkeypatch.setattr(registry, "_AT_A_TIME", 0.1)
-    monkeypatch.setattr(registry, "_MOMENT", 1000.0)
+    change_limits(sigterm_at_a_time=0.1, sigterm_moment=1000.0)
     catching_sigterm(end_slowly)
     with instead_of_a_kill(kill):
         signal.raise_signal(signal.SIGTERM)
@@ -191,9 +189,8 @@ def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(
     assert kill.seen == [[(143, True)]]
 
 
-def test_sigterm_does_not_interrupt_finishing_a_run(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_does_not_interrupt_finishing_a_run(codes: Codes) -> None:
     kill, end = Kill(codes), catching_sigterm(codes.note)
-    monkeypatch.setattr(os, "_exit", lambda _: None)
     with instead_of_a_kill(kill), end.finishing():
         signal.raise_signal(signal.SIGTERM)
         codes.note(0, failed=False)  # uploaded

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from fixed_limits import ChangeLimits
 from torch import nn
 
 from dist_wandb import ConfigurationError
@@ -240,9 +241,9 @@ def test_a_device_is_polled_without_waiting(sections: Sections, clock: Clock) ->
 
 
 def test_pending_device_times_are_bounded_without_loss(
-    sections: Sections, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    sections: Sections, clock: Clock, change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr("dist_wandb.session.sections._MOST_WAITING", 3)
+    change_limits(most_sections=3)
     clock.device = 1.0
     for _ in range(5):
         spend(sections, clock, "forward", 10)

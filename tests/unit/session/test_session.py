@@ -16,9 +16,7 @@ import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError, TopologyError
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Notices
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session import api, registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import holds
@@ -102,14 +100,7 @@ def test_the_start_is_announced_in_one_line_unless_wandb_is_silent(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.fixture
-def fresh(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
-    """Pretend that no session was opened in this process."""
-    monkeypatch.setattr(registry.history, "has_begun", False)
-    monkeypatch.setattr(api, "_notices", Notices())
-
-
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fake_wandb")
 def test_logging_without_a_session_warns_once_unless_another_rank_may_have_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,7 +115,7 @@ def test_logging_without_a_session_warns_once_unless_another_rank_may_have_one(
     assert "no session was opened in this process, so nothing is logged. Call dist_wandb.init()" in message
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("fake_wandb")
 def test_logging_after_a_session_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
     dist_wandb.init().finish()
     get_run().log({"loss": 1.0})

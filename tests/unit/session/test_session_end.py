@@ -14,6 +14,7 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import Contribution, Posting
 from dist_wandb.job.model import Topology
 from dist_wandb.session.api import get_run
@@ -124,11 +125,11 @@ def test_a_job_without_a_store_finishes_at_once_with_its_own_rows(
 
 @pytest.mark.parametrize("by_wandb", [False, True])
 def test_pending_rows_are_written_before_the_user_finishes_the_run(
-    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, by_wandb: bool
+    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, by_wandb: bool
 ) -> None:
     sessions = job(TWO)
     run = sessions[0].run
-    monkeypatch.setattr(wandb, "run", run)
+    wandb.run = run  # type: ignore[assignment]
 
     def log_and_finish(rank: int) -> None:
         sessions[rank].log({"loss": float(rank)}, step=1)
@@ -196,9 +197,9 @@ def test_a_runs_own_finish_method_is_restored(fake_wandb: FakeWandb) -> None:
     assert fake_wandb.runs[0].exit_codes == []
 
 
-def test_an_existing_run_is_not_finished(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_run_is_not_finished(fake_wandb: FakeWandb) -> None:
     theirs = fake_wandb.init(project="digits")
-    monkeypatch.setattr(wandb, "run", theirs)
+    wandb.run = theirs  # type: ignore[assignment]
     fake_wandb.init = lambda **_: theirs  # type: ignore[method-assign]  # wandb returns the open run
     with open_session(Options(), {}, integration="test"):
         pass
@@ -232,16 +233,17 @@ def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
 
 def test_a_signal_handler_may_finish_while_a_row_is_logged(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
-    exchange: Any = sessions[0]._exchange
-    put = exchange.put
+    put = CollectiveExchange.put
 
-    def interrupted(contribution: Contribution) -> None:
+    def interrupted(exchange: CollectiveExchange, contribution: Contribution) -> None:
         on_ranks(1, lambda _: sessions[1].finish())
         sessions[0].finish()
-        put(contribution)
+        put(exchange, contribution)
 
-    exchange.put = interrupted
-    with pytest.raises(ConfigurationError, match="after the session was finished"):
+    with (
+        mock.patch.object(CollectiveExchange, "put", interrupted),
+        pytest.raises(ConfigurationError, match="after the session was finished"),
+    ):
         sessions[0].log({"loss": 1.0})
     assert fake_wandb.runs[0].rows == []
 
@@ -249,10 +251,8 @@ def test_a_signal_handler_may_finish_while_a_row_is_logged(job: Job, fake_wandb:
 def test_finishing_the_run_keeps_the_limit_of_the_session(fake_wandb: FakeWandb, job: Job) -> None:
     """This waits first for the last rows and then for the others' ends, both within one `finish_timeout`."""
     first, _ = job(TWO, limits={"finish_timeout": 6.0})
-    exchange: Any = vars(first)["_exchange"]
     late = mock.Mock(side_effect=lambda *_, **__: time.sleep(0.3))
-    with mock.patch.multiple(exchange, flush=late, close=mock.DEFAULT) as patched:
+    with mock.patch.multiple(CollectiveExchange, flush=late, close=mock.DEFAULT) as patched:
         first.run.finish()
-    exchange.close(0.1)
     assert fake_wandb.runs[0].exit_codes == [None]
     assert patched["close"].call_args.args[0] <= 6.0 - 0.3

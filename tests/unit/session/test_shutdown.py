@@ -6,17 +6,15 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
-import torch.distributed as dist
 from units import eventually
 
 from dist_wandb.job.model import Topology
 from dist_wandb.wandb_files.debug_log import log_of
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job
+    from tests.conftest import FakeWandb, Job, Meeting
 
     from dist_wandb.session.session import Session
 
@@ -142,14 +140,14 @@ def test_a_process_that_exits_with_a_code_waits_like_a_successful_one(job: Job) 
 
 @pytest.mark.parametrize("exit_code", [None, 3])
 def test_a_run_ends_with_its_own_exit_code_if_the_store_is_gone(
-    job: Job, monkeypatch: pytest.MonkeyPatch, exit_code: int | None
+    job: Job, meeting: Meeting, exit_code: int | None
 ) -> None:
+    outage = meeting.outage()
     first, *_ = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", reduce=None)
     ending = threading.Thread(target=first.finish, args=(exit_code,))
     ending.start()
     time.sleep(0.2)  # in which it waits for the other writers, unless it has failed
-    for name in ("set", "check", "get", "compare_set"):
-        monkeypatch.setattr(dist.PrefixStore, name, mock.Mock(side_effect=RuntimeError("connection reset")))
+    outage.begin()
     ending.join(20)
     assert not ending.is_alive()
     assert codes_of(first) == [exit_code]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch.distributed as dist
 from counting import CountedStore, Counts, groups_in_memory
 
-from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.session.session import Session
+
+if TYPE_CHECKING:
+    from tests.conftest import Meeting
 
 pytestmark = pytest.mark.slow
 
@@ -41,10 +42,9 @@ def of_unknown_nodes(rank: int, size: int) -> Topology:
     ],
 )
 def test_store_requests_per_rank_are_independent_of_the_number_of_ranks(
-    store: dist.Store,
+    meeting: Meeting,
     job: Callable[..., list[Session]],
     on_ranks: OnRanks,
-    monkeypatch: pytest.MonkeyPatch,
     size: int,
     mode: str,
     scope: str,
@@ -52,16 +52,13 @@ def test_store_requests_per_rank_are_independent_of_the_number_of_ranks(
 ) -> None:
     counts = Counts()
 
-    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
-        return JobStore(CountedStore(store, topology.global_rank, counts), namespace, topology, timeout)
-
     def use(session: Session) -> None:
         for step in range(10):
             session.log({"loss": 1.0}, step=step)
         session.flush()
         session.finish()
 
-    monkeypatch.setattr(JobStore, "find", find)
+    meeting.store_of = lambda rank: CountedStore(meeting.store, rank, counts)
     with groups_in_memory():
         sessions = job([place(rank, size) for rank in range(size)], run_mode=mode, rank_scope=scope, limits=PATIENT)
         on_ranks(size, lambda rank: use(sessions[rank]))

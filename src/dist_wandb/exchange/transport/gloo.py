@@ -161,7 +161,7 @@ class GlooGroup(Group):
     ) -> None:
         self.rank = rank
         self.size = size
-        self._timeout = timeout
+        self.timeout: float = timeout
         self._is_over = is_over
         self._pending: list[Any] = []
         self._buffers: dict[str, Buffer] = {}
@@ -280,7 +280,7 @@ class GlooGroup(Group):
         if self._group is None:
             raise BrokenError("the group is closed")
         self.bytes_given += size
-        failure = self._failure(call, time.monotonic() + self._timeout if deadline is None else deadline)
+        failure = self._failure(call, time.monotonic() + self.timeout if deadline is None else deadline)
         if failure is not None:  # raised here, because an error with gloo's traceback would keep the connections open
             raise BrokenError(failure)
 

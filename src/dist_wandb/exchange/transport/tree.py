@@ -41,7 +41,7 @@ class TreeGroup(Group):
         self.rank = rank
         self._groups = tuple(groups)  # of this member, from the lowest level up; it is first in all but the last
         self._size = size  # of the whole tree
-        self._timeout = timeout  # how long a collective may wait for a member, in seconds
+        self.timeout: float = timeout  # how long a collective may wait for a member, in seconds
         self._received: dict[GlooGroup, torch.Tensor] = {}  # by the first member: one row for each member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -66,7 +66,7 @@ class TreeGroup(Group):
             self._reduce_piece(piece, min(max(summed - start, 0), piece.numel()))
 
     def _reduce_piece(self, numbers: torch.Tensor, summed: int) -> None:
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         for group in self._groups:
             if group.rank:
                 group.send_to_first(numbers, [], deadline)
@@ -85,7 +85,7 @@ class TreeGroup(Group):
 
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """As `Group`. First members of groups merge equal contents: the work grows with these, not with the members."""
-        deadline = _deadline(self._timeout, self._lengths(len(data), gloo.MOST_GATHERED)[0])
+        deadline = _deadline(self.timeout, self._lengths(len(data), gloo.MOST_GATHERED)[0])
         packed = _packed(self._contents(data, deadline))
         number = torch.tensor([len(packed)], dtype=torch.float64)
         self._hand_down(number, deadline)
@@ -101,7 +101,7 @@ class TreeGroup(Group):
     def collect(self, *data: Bytes) -> list[bytes]:
         """As `Group`. All wait until member 0 has everything. The first members of groups pass it on in slices."""
         total, longest = self._lengths(sum(map(len, data)), gloo.MOST_COLLECTED)
-        deadline = _deadline(self._timeout, total)
+        deadline = _deadline(self.timeout, total)
         found: list[Any] = [bytearray() for _ in range(0 if self.rank else self._size)]
         size = max(1, _MOST_HELD // self._size)
         for _, own in zip(range(0, longest, size), slices_of(data, size), strict=False):

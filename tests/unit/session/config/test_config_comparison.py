@@ -23,7 +23,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.session.session import Session
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, OnRanks
+    from tests.conftest import FakeWandb, Meeting, OnRanks
 
 
 def given_differently(
@@ -257,10 +257,8 @@ def test_a_check_without_rank_0_ends_and_rank_0_may_arrive_later(open_rank: Open
     assert open_rank(TWO[0], {"lr": 0.1}, config_sync="check").run
 
 
-def test_a_check_without_a_store_is_an_error(
-    open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(JobStore, "find", lambda *_: None)
+def test_a_check_without_a_store_is_an_error(open_rank: Open, fake_wandb: FakeWandb, meeting: Meeting) -> None:
+    meeting.store_of = lambda _: None
     with pytest.raises(RendezvousError, match="config_sync='check' compares the configs of all ranks, but rank 0 has"):
         open_rank(TWO[0], {"lr": 0.1}, config_sync="check")
     assert fake_wandb.arguments == []

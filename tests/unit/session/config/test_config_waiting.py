@@ -17,12 +17,10 @@ import torch.distributed as dist
 from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, connection_of, reads, sync_of
 from units import eventually
 
-from dist_wandb.errors import RendezvousError
-from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 
 if TYPE_CHECKING:
-    from tests.conftest import OnRanks
+    from tests.conftest import Meeting, OnRanks
 
 
 def test_reading_the_config_waits_until_the_primary_has_opened_its_run(open_rank: Open) -> None:
@@ -76,16 +74,12 @@ def test_reads_wait_for_the_rank_that_writes_the_run_without_a_primary(open_rank
     assert dict(config) == {"lr": 0.0, "steps": 7, "own": 1}
 
 
-def test_a_rank_reads_its_given_config_until_there_is_a_store(
-    open_rank: Open, store: dist.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_reads_its_given_config_until_there_is_a_store(open_rank: Open, meeting: Meeting) -> None:
     with warnings.catch_warnings(record=True) as caught:  # another thread may find the store, and compare, at any time
         warnings.simplefilter("always")
-        with monkeypatch.context() as before_the_process_group:
-            before_the_process_group.setattr(JobStore, "find", lambda *_: None)
+        with mock.patch.object(meeting, "store_of", return_value=None):  # before the process group
             first, second = (open_rank(TWO[rank], {"lr": 0.1 * (rank + 1)}) for rank in range(2))
             assert second.config.lr == 0.2
-        assert store is not None
         first.config.update({"steps": 7})
         assert reads(second, {"lr": 0.1, "steps": 7})
     texts = [str(warning.message) for warning in caught]
@@ -93,11 +87,11 @@ def test_a_rank_reads_its_given_config_until_there_is_a_store(
     assert ["were given different configs" in text for text in texts].count(True) == 1
 
 
-def test_the_config_stays_readable_and_writable_if_the_store_is_gone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_config_stays_readable_and_writable_if_the_store_is_gone(job: Job, meeting: Meeting) -> None:
+    outage = meeting.outage()
     first, second = job(TWO, alike({"lr": 0.1}))
     assert second.config.lr == 0.1
-    for name in ("try_get", "publish"):
-        monkeypatch.setattr(JobStore, name, mock.Mock(side_effect=RendezvousError("gone")))
+    outage.begin()
     time.sleep(2 * HEARTBEAT)
     first.config.update({"steps": 7})
     second.config.update({"own": 1})

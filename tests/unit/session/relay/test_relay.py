@@ -25,14 +25,14 @@ import numpy as np
 import pytest
 import torch
 import wandb
+from fixed_limits import ChangeLimits
+from new_process import begin_new_process
 from processes import wait_until
 from torchmetrics import MeanMetric
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Notices
-from dist_wandb.session import relay, remote_session
 from dist_wandb.session.relay import Relay
 from dist_wandb.session.remote_session import Address, RemoteSession
 
@@ -65,11 +65,20 @@ def relay_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "dist_wandb-relay"}
 
 
+def own_sockets() -> list[tuple[int, str]]:
+    """Return the sockets of this process that have a path: their descriptors and paths."""
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # names are numbers, not paths
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+            if one.family == socket.AF_UNIX and one.getsockname():
+                found.append((number, one.getsockname()))
+    return found
+
+
 @pytest.fixture(autouse=True)
-def fresh_notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(remote_session, "_notices", Notices())
-    monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that receives rows may be delayed
-    monkeypatch.setattr(remote_session, "HANDSHAKE", 30.0)
+def fresh_notices(monkeypatch: pytest.MonkeyPatch, change_limits: ChangeLimits) -> Iterator[None]:
+    begin_new_process(monkeypatch)
+    change_limits(last_rows_of_children=30.0, handshake=30.0)  # a thread that receives rows may be delayed
     before = relay_threads()  # a test that failed before may have left some
     yield
     wait_until(lambda: not relay_threads() - before, within=_PATIENCE)  # one may be starting
@@ -270,12 +279,11 @@ def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...]) -> N
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_the_relay_listens_only_after_the_first_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_the_relay_listens_only_after_the_first_fork(temporary: Path) -> None:
     with dist_wandb.init():
-        assert list(tmp_path.glob("dist-wandb-*/socket")) == []
+        assert list(temporary.glob("dist-wandb-*/socket")) == []
         assert in_fork(lambda: None) == 0
-        assert len(list(tmp_path.glob("dist-wandb-*/socket"))) == 1
+        assert len(list(temporary.glob("dist-wandb-*/socket"))) == 1
 
 
 def test_a_client_without_the_key_is_not_served(served: Served) -> None:
@@ -344,10 +352,8 @@ def be_dropped(address: Address) -> None:
         assert client.recv(1) == b""
 
 
-def test_an_unauthenticated_client_is_dropped_after_the_timeout(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_session, "HANDSHAKE", 0.3)
+def test_an_unauthenticated_client_is_dropped_after_the_timeout(served: Served, change_limits: ChangeLimits) -> None:
+    change_limits(handshake=0.3)
     be_dropped(served.address)
 
 
@@ -388,10 +394,9 @@ def test_a_child_sends_nothing_to_a_socket_of_another_user(
 
 
 def test_a_socket_that_accepts_no_connection_delays_log_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    change_limits: ChangeLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote_session, "HANDSHAKE", 0.3)
-    monkeypatch.setattr(remote_session, "_RETRY_AFTER", 1000.0)
+    change_limits(handshake=0.3, retry_after=1000.0)
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
         place = str(Path(directory, "s"))
         full.bind(place)
@@ -413,10 +418,9 @@ def test_a_socket_that_accepts_no_connection_delays_log_once(
 
 
 def test_a_session_that_reads_nothing_delays_log_once(
-    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Served, change_limits: ChangeLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote_session, "_STUCK", 0.3)
-    monkeypatch.setattr(remote_session, "_RETRY_AFTER", 1000.0)
+    change_limits(stuck=0.3, retry_after=1000.0)
     served.may_take.clear()
     child = served.child()
     assert child.flush()
@@ -428,10 +432,8 @@ def test_a_session_that_reads_nothing_delays_log_once(
     assert len(caplog.records) == 1
 
 
-def test_a_failed_session_does_not_wait_for_its_children(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay, "_LAST_ROWS", _PATIENCE)
+def test_a_failed_session_does_not_wait_for_its_children(fake_wandb: FakeWandb, change_limits: ChangeLimits) -> None:
+    change_limits(last_rows_of_children=_PATIENCE)
     session = dist_wandb.init()
     copy = through_a_pickle(session)
     copy.log({"loss": 1.0})
@@ -496,15 +498,16 @@ def test_children_notice_the_end_even_if_another_process_has_the_socket(served: 
     """Such as a fork that was made while a child was being accepted."""
     child = served.child()
     assert child.flush()
-    (connection,) = served.relay._connections
-    copy = os.dup(connection.fileno())
+    copies = [os.dup(number) for number, path in own_sockets() if path == served.address.path]
+    assert len(copies) == 2, "that of the connection, and the one that listens"
     try:
         served.relay.close(failed=failed)
         begin = time.monotonic()
         assert not child.flush(_PATIENCE)
         assert time.monotonic() - begin < _PATIENCE / 2
     finally:
-        os.close(copy)
+        for copy in copies:
+            os.close(copy)
 
 
 def test_a_late_answer_is_not_mistaken_for_the_next_one(served: Served) -> None:
@@ -520,17 +523,37 @@ def test_a_late_answer_is_not_mistaken_for_the_next_one(served: Served) -> None:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_fork_is_not_blocked_by_locks_of_other_threads() -> None:
-    with dist_wandb.init() as session:
-        copy = through_a_pickle(session)
-        copy.log({"loss": 1.0})
+def test_a_fork_is_not_blocked_by_locks_of_other_threads(served: Served) -> None:
+    """One of these waits for an answer, another one until the session reads what it sends."""
+    served.may_take.clear()
+    copy, sent = served.child(), list[int]()
 
-        def work() -> None:
-            copy.log({"loss": 2.0})
-            assert copy.flush()
+    def log_much() -> None:
+        for number in range(300):
+            copy.log({"text": "t" * 5000})
+            sent.append(number)
 
-        with copy._lock, copy._flushing:
-            assert in_fork(work) == 0
+    def work() -> None:
+        copy.log({"loss": 2.0})
+        assert copy.flush()
+
+    threads = [threading.Thread(target=copy.flush), threading.Thread(target=log_much)]
+    for thread in threads:
+        thread.start()
+    known = -1
+    while known < len(sent) or not sent:
+        known = len(sent)
+        time.sleep(0.5)
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    served.may_take.set()
+    process.join(_PATIENCE)
+    exit_code = process.exitcode
+    process.kill()
+    for thread in threads:
+        thread.join()
+    assert (len(sent), exit_code) == (300, 0)
+    assert known < len(sent), "a thread was sending when the process was forked"
 
 
 def test_the_relay_closes_after_the_user_finishes_the_run(fake_wandb: FakeWandb) -> None:
@@ -547,9 +570,9 @@ def test_the_relay_closes_after_the_user_finishes_the_run(fake_wandb: FakeWandb)
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_a_child_that_keeps_logging_does_not_prevent_finishing(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
 ) -> None:
-    monkeypatch.setattr(relay, "_LAST_ROWS", 2.0)
+    change_limits(last_rows_of_children=2.0)
     session = dist_wandb.init()
     copy, is_over = through_a_pickle(session), threading.Event()
 
@@ -571,31 +594,28 @@ def test_a_child_that_keeps_logging_does_not_prevent_finishing(
 
 @pytest.mark.parametrize("runtime", ["", "runtime", "no-such-directory", "r" * 200])
 def test_a_directory_with_a_name_too_long_for_sockets_is_avoided(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, temporary: Path, runtime: str
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        (tmp_path / ("t" * 120)).mkdir()
+        (temporary / ("t" * 120)).mkdir()
         for name in ("runtime", "r" * 200):
             Path(directory, name).mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
+        monkeypatch.setenv("TMPDIR", str(temporary / ("t" * 120)))
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(Path(directory, runtime)) if runtime else "")
         with dist_wandb.init() as session:
             through_a_pickle(session).log({"loss": 1.0})
-            address = session._children._relay.address
-            assert address is not None
-            place = Path(address.path)
+            (place,) = {Path(path) for _, path in own_sockets() if "dist-wandb-" in path}
             assert place.is_socket(), "an abstract name is open to all users of the host"
             assert place.parent.parent == (Path(directory, runtime) if runtime == "runtime" else Path(directory).parent)
             assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
         assert not place.parent.exists()
-        assert not list((tmp_path / ("t" * 120)).iterdir())
+        assert not list((temporary / ("t" * 120)).iterdir())
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
 
 
 def test_a_missing_socket_is_reported_only_by_children_that_log(
-    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, temporary: Path
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with mock.patch.object(socket, "socket", side_effect=OSError("too many open files")), dist_wandb.init() as session:
         for _ in range(3):
             copy = through_a_pickle(session)
@@ -603,4 +623,4 @@ def test_a_missing_socket_is_reported_only_by_children_that_log(
         copy.log({"loss": 1.0})
     assert "it was not prepared for other processes" in caplog.text
     assert fake_wandb.runs[0].exit_codes == [None]
-    assert not list(tmp_path.glob("dist-wandb-*"))
+    assert not list(temporary.glob("dist-wandb-*"))

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from new_process import begin_new_process
 from restarts import RECORDS, SLURM, Start, given, kill, last_warnings, record_files
 
 import dist_wandb
-from dist_wandb.session import restart
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.settings.options import Options
@@ -70,10 +70,10 @@ def test_a_run_finished_by_the_user_is_not_continued(start: Start, fake_wandb: F
     assert record_files() == []
 
 
-def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:
+def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     first = dist_wandb.init("digits")
     kill([first])
-    restart._started.clear()  # as in a new process
+    begin_new_process(monkeypatch)
     assert dist_wandb.init("digits", resume="auto").id == first.id
     assert given(fake_wandb, "resume", last=1) == ["allow"]  # W&B would follow its own record, whoever owns it
     assert given(fake_wandb, "id", last=1) == [first.id]
