@@ -58,6 +58,7 @@ def fake_run() -> Any:
 @pytest.fixture(autouse=True)
 def wandb(
     bare_environment: None,  # noqa: ARG001  # must run first
+    new_process: None,  # noqa: ARG001  # must run first
     ended_exchanges: None,  # noqa: ARG001  # must run first
     fake_run: Any,
     tmp_path: Path,
