@@ -13,6 +13,7 @@ from wandb_server import WandbServer
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
 STEPS = 4
+BEHIND = {f"behind-{turn}-rank-{rank}": {0: 10.0 * turn + rank} for turn in (0, 1) for rank in (0, 1)}
 OPENED_BEFORE = ("ours", "ours_main", "wandbs")
 DEGRADED = "dist_wandb/degraded"
 
@@ -39,7 +40,7 @@ def idioms(tmp_path_factory: pytest.TempPathFactory) -> WandbServer:
 
 def test_every_idiom_gives_one_successful_run(idioms: WandbServer) -> None:
     codes = {key.rpartition("/")[2]: recorded.exit_codes for key, recorded in idioms.runs.items()}
-    names = ("diffusers", "main_alone", "megatron", *OPENED_BEFORE, "turn-0", "turn-1", "turn-2", "ended")
+    names = ("diffusers", "main_alone", "megatron", *OPENED_BEFORE, "turn-0", "turn-1", "turn-2", *BEHIND, "ended")
     assert codes == {name: [0] for name in names}
     assert [name for name in codes if name != "main_alone" and column(idioms.run(name), DEGRADED)] == []
 
@@ -83,6 +84,10 @@ def test_a_tracker_finished_on_the_main_process_only_ends_the_run_for_the_other_
 
 def test_all_ranks_log_to_a_run_that_the_main_process_has_opened_by_init(idioms: WandbServer) -> None:
     assert [column(idioms.run(name), "loss") for name in OPENED_BEFORE] == [{0: 0.5}, {0: 10.5}, {0: 20.5}]
+
+
+def test_a_rank_that_is_behind_writes_its_own_run_of_each_turn(idioms: WandbServer) -> None:
+    assert {name: column(idioms.run(name), "loss") for name in BEHIND} == BEHIND
 
 
 def test_end_training_does_not_require_wait_for_everyone(idioms: WandbServer) -> None:

@@ -34,8 +34,8 @@ from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.metrics import is_metric
 from dist_wandb.runs.requested import check_init_arguments, reinit
 from dist_wandb.runs.run_metadata import running_run
-from dist_wandb.session.api import INIT, join_init
-from dist_wandb.session.job_description import fall_behind, miss_job, next_job
+from dist_wandb.session.api import INIT, join_init, opened_as
+from dist_wandb.session.job_description import NextJob, fall_behind, miss_job, next_job, take
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions, process_end
 from dist_wandb.session.session import Session
@@ -44,7 +44,6 @@ from dist_wandb.settings.options import Options
 
 if TYPE_CHECKING:
     from dist_wandb.job.units import Mesh
-    from dist_wandb.session.job_description import JobDescription
 
 INTEGRATION = "DistWandbTracker"
 RETURNS = ("default", "return_previous")
@@ -78,7 +77,7 @@ def current_mesh() -> Mesh | None:
 class LateJoin:
     """The session of a tracker. On a rank that is not started: its waiting rows, and the search for the session."""
 
-    _poll: BackgroundPoll[JobDescription | Session]
+    _poll: BackgroundPoll[NextJob | Session]
 
     def __init__(self, options: Options, arguments: InitArguments) -> None:
         self.options: Options = options  # the rank's own, until those of the main process are known
@@ -118,10 +117,14 @@ class LateJoin:
         """Find the session, up to `within` seconds; 0: once."""
         return poll(self.find, within, _PAUSE, PartialState().num_processes)
 
-    def open(self) -> None:
+    def open(self, found: NextJob | None = None) -> None:
+        """Open the session on this rank: the one that was `found`, or the main process's next one."""
         topology = current_topology()
         options = self.options.in_mesh(current_mesh(), topology.global_rank)
-        self.session = join_init(options, topology, INTEGRATION)  # skips sessions that took place without this rank
+        if found is None:  # skips sessions that took place without this rank
+            self.session = join_init(options, topology, INTEGRATION)
+        else:
+            self.session = opened_as(found, options, topology) if found.integration == INIT else None
         self._goes_on = self.session is not None
         if self.session is None:
             arguments = self._arguments.merged
@@ -132,6 +135,7 @@ class LateJoin:
                 arguments,
                 integration=INTEGRATION,
                 topology=topology,
+                number=None if found is None else take(found),
                 proposed_id=None if running is None else running.id,
                 create_new=running is None,
             )
@@ -154,7 +158,7 @@ class LateJoin:
         """Use the session that is open here, or open the one that the main process has published; log waiting rows."""
         session = current()
         if session is not None and session.opened_at is not None:  # by the script
-            found: JobDescription | Session | None = session
+            found: NextJob | Session | None = session
         elif within is None:
             found = self._next(self.options.limits.join_timeout if self.rows else 0.0)
         else:
@@ -163,8 +167,8 @@ class LateJoin:
         if isinstance(found, Session):
             self.session = found
         elif found is not None:
-            self.options = replace(Options(**found["options"]), on_stall=self.options.on_stall)
-            self.open()
+            self.options = replace(Options(**found.job["options"]), on_stall=self.options.on_stall)
+            self.open(found)
         while self.session is not None and self.rows:
             self.log(*self.rows.popleft())
 
@@ -172,13 +176,14 @@ class LateJoin:
         """Search for the session after the one that is open from now on."""
         self._poll = BackgroundPoll(self._next, _PAUSE, lambda: PartialState().num_processes)
 
-    def _next(self, within: float = 0.0) -> JobDescription | Session | None:
+    def _next(self, within: float = 0.0) -> NextJob | Session | None:
         """Read the main process's next session; if there is none, the session of an earlier tracker that goes on."""
         session, limit = current(), self.options.limits.join_timeout
-        job = next_job((INTEGRATION, INIT), current_topology(), limit, within if session is None else 0.0)
+        within = within if session is None else 0.0
+        job = next_job((INTEGRATION, INIT), current_topology(), limit, within, has_rows=bool(self.rows))
         if job is None and session is not None and not session.is_ending():
             return session
-        return job and job[1]
+        return job
 
     def drop_rows(self) -> None:
         if self.rows:

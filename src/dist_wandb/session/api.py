@@ -23,7 +23,7 @@ from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session import inherited_rank
-from dist_wandb.session.job_description import next_job
+from dist_wandb.session.job_description import NextJob, next_job, take
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
 from dist_wandb.session.stalls.verdict import Stall
@@ -227,10 +227,13 @@ def join_init(options: Options, topology: Topology, integration: str) -> Session
     limit, found = options.limits.join_timeout, None
     with suppress(RendezvousError):
         found = poll(lambda: next_job((integration, INIT), topology, limit), min(_MOMENT, limit), LONGEST_PAUSE)
-    if found is None or found[0] == integration:
-        return None
-    theirs = replace(Options(**found[1]["options"]), on_stall=options.on_stall)
-    return open_session(theirs, found[1]["arguments"], integration=INIT, topology=topology)
+    return None if found is None or found.integration == integration else opened_as(found, options, topology)
+
+
+def opened_as(found: NextJob, options: Options, topology: Topology) -> Session:
+    """Open this rank's part of a session that rank 0 has opened by `init`."""
+    theirs = replace(Options(**found.job["options"]), on_stall=options.on_stall)
+    return open_session(theirs, found.job["arguments"], integration=INIT, topology=topology, number=take(found))
 
 
 def _is_notebook() -> bool:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job import leftovers
@@ -53,6 +53,14 @@ class JobDescription(TypedDict):
 
     options: dict[str, Any]
     arguments: dict[str, Any]  # those of `wandb.init` that describe the run
+
+
+class NextJob(NamedTuple):
+    """A session of the coordinator that this rank has not opened."""
+
+    integration: str
+    number: int  # of the session among the integration's
+    job: JobDescription
 
 
 def ask(store: JobStore | None, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
@@ -136,37 +144,46 @@ def _checked(message: object, topology: Topology) -> JobDescription:
 
 
 def next_job(
-    integrations: Sequence[str], topology: Topology, timeout: float, within: float = 0.0
-) -> tuple[str, JobDescription] | None:
-    """Return an integration, and the coordinator's description of its next session, which this rank has not opened.
+    integrations: Sequence[str], topology: Topology, timeout: float, within: float = 0.0, *, has_rows: bool = False
+) -> NextJob | None:
+    """Return the coordinator's next session of one of the integrations, which this rank has not opened.
 
     Returns `None` if the coordinator has opened none of the sessions `within` seconds, or there is no store. Sessions
-    that the coordinator has already finished are skipped, as this rank had no part in them: a rank that is behind (with
-    the first integration) does not wait. Raises `RendezvousError` if the store does not answer for `timeout` seconds,
-    or holds another message.
+    that the coordinator has already finished are skipped, as this rank had no part in them, unless it `has_rows` for a
+    run of its own: a rank that is behind (with the first integration) does not wait. Raises `RendezvousError` if the
+    store does not answer for `timeout` seconds, or holds another message.
     """
-    stores = {name: _next_store(name, topology, timeout) for name in integrations}
+    stores = {name: _next_store(name, topology, timeout, has_rows=has_rows) for name in integrations}
 
-    def published() -> tuple[str, JobDescription] | None:
-        for name, store in stores.items():
+    def published() -> NextJob | None:
+        for name, (number, store) in stores.items():
             message = None if store is None else store.try_get(_JOB)
             if message is not None:
-                return name, _checked(message, topology)
+                return NextJob(name, number, _checked(message, topology))
         return None
 
-    is_behind = integrations[0] in _behind or None in stores.values()
+    is_behind = integrations[0] in _behind or any(store is None for _, store in stores.values())
     return poll(published, 0.0 if is_behind else within, LONGEST_PAUSE)
 
 
-def _next_store(integration: str, topology: Topology, timeout: float) -> JobStore | None:
-    """Return the keys of the integration's next session that the coordinator has not finished."""
+def _next_store(integration: str, topology: Topology, timeout: float, *, has_rows: bool) -> tuple[int, JobStore | None]:
+    """Return the number and the keys of the integration's next session in which this rank can still take part."""
     while True:
         number = _opened[integration] + 1
         store = JobStore.find(f"{integration}/{number}", topology, timeout)
         if store is None or not leftovers.is_over(store):
-            return store
+            return number, store
+        job = store.try_get(_JOB) if has_rows else None
+        if job is not None and _checked(job, topology)["options"].get("run_mode") != "auto":
+            return number, store
         _opened[integration] = max(_opened[integration], number)  # another thread may count, too
         _behind.add(integration)
+
+
+def take(found: NextJob) -> int:
+    """Count a session as the last one that this rank has opened; return its number, for `open_session`."""
+    _opened[found.integration] = max(_opened[found.integration], found.number)
+    return found.number
 
 
 def miss_job(integration: str) -> None:

@@ -26,7 +26,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
-from dist_wandb.job.timed_caller import briefly
+from dist_wandb.job.job_store import LONGEST_PAUSE
+from dist_wandb.job.timed_caller import briefly, poll
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.registry import FAILED, exit_code_of
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _LONGEST_ROW = 2.0  # seconds that a row gets to be passed on: SIGTERM's handler holds up the thread that logs it
+_LATE = 1.0  # seconds that other ranks get to open a session whose run the user finishes
 LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, even if waiting for its last rows took long
 
 
@@ -162,7 +164,7 @@ class Shutdown:
         self._link.report_end(is_over=False)
         plan = self._link.plan
         if self._link.store is not None and self._own.run and plan.primary and not plan.shared:
-            if not exit_code and self._link.is_accompanied():
+            if not exit_code and poll(lambda: self._link.is_accompanied() or None, _LATE, LONGEST_PAUSE):
                 self._exchange.flush()  # also waits for what other ranks still log for the same rows
                 if others_get:
                     self._exchange.flush(others_get, together=True)

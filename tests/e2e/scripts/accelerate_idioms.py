@@ -135,13 +135,29 @@ def opened_before(directory: str) -> None:
         assert wandb.run is None, "the tracker ends the run, as the stock tracker does"
 
 
+def behind(directory: str) -> None:
+    """A rank with a run of its own logs before the main process has started, and looks for its run after that ended."""
+    for turn in range(2):
+        tracker = DistWandbTracker(run_mode="new", id=f"behind-{turn}", dir=directory)
+        accelerator = Accelerator(cpu=True, log_with=tracker)
+        if accelerator.is_main_process:
+            time.sleep(0.3)
+            accelerator.init_trackers("tests")
+        accelerator.log({"loss": 10.0 * turn + accelerator.process_index}, step=0)
+        accelerator.wait_for_everyone()
+        if not accelerator.is_main_process:
+            time.sleep(1.0)
+        finish(accelerator)
+    accelerator.wait_for_everyone()
+
+
 def finish(accelerator: Accelerator) -> None:
     """End the trackers as `end_training` does, except for the process group."""
     accelerator.get_tracker("dist_wandb").finish()
 
 
 def main(directory: str) -> None:
-    for way in (diffusers, megatron, opened_before, main_alone, turns, ended):
+    for way in (diffusers, megatron, opened_before, main_alone, turns, behind, ended):
         way(directory)
 
 

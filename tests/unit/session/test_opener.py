@@ -60,7 +60,7 @@ def test_options_of_any_mappings_and_sequences_are_published(job: Job, mapping: 
     assert [session.options.reduce for session in sessions] == [reduce] * 2
     published = next_job(["test"], TWO[1], 1.0)
     assert published is not None
-    assert Options(**published[1]["options"]) == sessions[0].options
+    assert Options(**published.job["options"]) == sessions[0].options
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
 
 
@@ -316,7 +316,7 @@ def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_late
     first.meet(arguments, "test", 1)
     described = next_job(["test"], TWO[1], 1.0)
     assert described is not None
-    assert described[1]["arguments"]["project"] == "digits"
+    assert described.job["arguments"]["project"] == "digits"
     second = open_rank(1, run_mode=mode, wandb_init=arguments)
     assert second.id == first.id
     assert bool(second.run) is (mode == "shared")
