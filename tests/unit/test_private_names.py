@@ -244,6 +244,10 @@ def test_torchs_gloo_groups_accept_an_address() -> None:
 
 @pytest.mark.newest
 def test_torchs_flight_recorder_counts_the_collectives_of_named_groups() -> None:
+    for _ in range(11):  # groups of the same name that are over, with numbers of one and two digits
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
     collectives = Collectives()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

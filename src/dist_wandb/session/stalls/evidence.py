@@ -124,8 +124,9 @@ class Collectives:
             self._names[one], last[one] = name, call
             if name and within:
                 self.watchdog = min(self.watchdog or within, within)
-        found = [one for one in numbers if self._names.get(one)]
-        return {self._names[one]: Calls(*numbers[one], last.get(one, "")) for one in found[:_MOST]}
+        found = sorted((one for one in numbers if self._names.get(one)), key=lambda one: (len(one), one))
+        newest = {self._names[one]: one for one in found}  # a group that was destroyed keeps its name and calls
+        return {name: Calls(*numbers[one], last.get(one, "")) for name, one in [*newest.items()][:_MOST]}
 
 
 def _recorded(*, entries: bool) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str, str, float]]]:
