@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-import fixed_limits
 import oldest
 import processes
 import pytest
@@ -26,7 +25,6 @@ import torch.distributed as dist
 import wandb
 import warm
 from counting import Outage
-from fixed_limits import ChangeLimits
 from hypothesis import HealthCheck, settings
 from limits import Limit, set_limits
 from new_process import begin_new_process
@@ -257,12 +255,6 @@ def unhandled_sigterm() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture
-def change_limits(monkeypatch: pytest.MonkeyPatch) -> ChangeLimits:
-    """Change limits that no option changes, by the names that `fixed_limits` gives them."""
-    return functools.partial(fixed_limits.change_limits, monkeypatch)
 
 
 @pytest.fixture

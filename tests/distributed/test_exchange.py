@@ -19,14 +19,16 @@ import pytest
 import torch
 import torchmetrics
 from counting import Outage
-from fixed_limits import ChangeLimits
+from limits import Limit
 from torch.distributed import HashStore
 from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
 from units import HASTY, QUICK, SOON, Ranks, RecordingRun, Row, Stall, UnitExchange, eventually
 
 from dist_wandb import gathered
+from dist_wandb.exchange import collective, interface, turns
 from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.membership.generations import Presence, publish_opened
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.job_store import JobStore
@@ -167,10 +169,10 @@ def test_a_rank_that_has_closed_and_is_gone_is_not_lost(
 
 
 def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
-    ranks: Callable[..., Ranks], change_limits: ChangeLimits
+    ranks: Callable[..., Ranks], limit: Limit
 ) -> None:
     """A mean needs nothing more, but spreads, metric states and tables are requested when all ranks have logged."""
-    change_limits(last_round=0.01)
+    limit(collective, _LAST_ROUND=0.01)
     unit = ranks(3, spread=["spread"])
     unit.write_all({"loss": 0.0, "spread": 0.0}, 0)
     metrics = [torchmetrics.MeanMetric() for _ in range(3)]
@@ -290,11 +292,9 @@ def test_rows_are_not_held_back_for_ranks_that_have_not_opened_a_session(
     assert f"rank{'s 1, 3 have' if len(present) == 1 else ' 3 has'} not opened a session, so the run has" in missing
 
 
-def test_ranks_wait_for_a_primary_that_is_opening_its_run(
-    ranks: Callable[..., Ranks], change_limits: ChangeLimits
-) -> None:
+def test_ranks_wait_for_a_primary_that_is_opening_its_run(ranks: Callable[..., Ranks], limit: Limit) -> None:
     """Longer than for ranks that do not open a session, and longer than at the end: W&B's `init` may take minutes."""
-    change_limits(apart=0.0)
+    limit(generations, APART=0.0)
     is_opening = threading.Event()
     is_opening.set()
     unit = ranks(2, 1, limits=replace(QUICK, join_timeout=0.3, finish_timeout=20), is_opening=is_opening.is_set)
@@ -324,10 +324,10 @@ def test_an_error_in_the_exchange_ends_it(ranks: Callable[..., Ranks], caplog: p
 
 @pytest.mark.parametrize("is_published", [True, False])
 def test_a_rank_that_opens_its_session_slowly_is_waited_for(
-    ranks: Callable[..., Ranks], change_limits: ChangeLimits, is_published: bool
+    ranks: Callable[..., Ranks], limit: Limit, is_published: bool
 ) -> None:
     """It is counted before it has published that it opens its session, and before rank 0 counts."""
-    change_limits(apart=0.0)
+    limit(generations, APART=0.0)
     store = HashStore()
     keys = keys_of(store, 1, 2)
     index = None if is_published else keys.count("opened/count")
@@ -456,9 +456,9 @@ def test_names_that_change_with_each_step_are_reported_once(
 
 
 def test_rows_that_a_device_never_computes_count_as_lost(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
-    change_limits(last_wait_for_devices=0.5)
+    limit(collective, _LAST_WAIT=0.5)
     unit = ranks(2)
     unit.write_all({"loss": 1.0}, 0)
     unit.exchanges[0].put(Contribution({"loss": Stall().number(asked=True)}, 1))
@@ -478,8 +478,8 @@ def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.Lo
     eventually(lambda: any("more than 50 rows wait" in record.message for record in caplog.records))
 
 
-def test_log_keeps_pace_with_an_exchange_that_moves(ranks: Callable[..., Ranks], change_limits: ChangeLimits) -> None:
-    change_limits(standstill=60.0)  # on a busy machine
+def test_log_keeps_pace_with_an_exchange_that_moves(ranks: Callable[..., Ranks], limit: Limit) -> None:
+    limit(turns, _STANDSTILL=60.0)  # on a busy machine
     unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
     most = 0
 
@@ -548,10 +548,10 @@ def fail(exchange: CollectiveExchange) -> bool:
 
 @pytest.mark.parametrize("failing", [[0], [2], [1, 2], [0, 1, 2]])
 def test_what_a_failing_rank_has_logged_is_written(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits, failing: list[int]
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit, failing: list[int]
 ) -> None:
     """It hands its last rows over, within a heartbeat; one rank says that it failed."""
-    change_limits(last_rounds_of_failed=SOON)  # on a busy machine
+    limit(interface, _LAST_ROUNDS=SOON)  # on a busy machine
     unit = ranks(3)
     for step in range(20):
         for rank in range(3):
@@ -585,11 +585,11 @@ class SlowRun(RecordingRun):
 
 
 def test_finish_writes_everything_however_long_it_takes(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
     """The timeout limits the waiting for other ranks, of which one does not answer."""
     unit = ranks(2, run=SlowRun())
-    change_limits(quiet=0.2)
+    limit(interface, _QUIET=0.2)
     for step in range(150):
         unit.log(0, {"loss": 1.0}, step)
     assert unit.exchanges[0].close(0.3) is False

@@ -11,10 +11,12 @@ from dataclasses import replace
 import pytest
 import torchmetrics
 from broken_collectives import Faults
-from fixed_limits import ChangeLimits
+from limits import Limit
 from units import QUICK, Ranks
 
 from dist_wandb import gathered
+from dist_wandb.exchange import transport
+from dist_wandb.exchange.protocol import rounds
 from dist_wandb.exchange.transport import gloo
 
 IN_ONE_GROUP = ("reduce", "reduce_tensors", "tally", "collect", "send_to_first", "receive_from_first")
@@ -33,13 +35,13 @@ def break_some(monkeypatch: pytest.MonkeyPatch, faults: Faults, names: tuple[str
 def test_random_failures_neither_lose_nor_duplicate_numbers(
     ranks: Callable[..., Ranks],
     monkeypatch: pytest.MonkeyPatch,
-    change_limits: ChangeLimits,
+    limit: Limit,
     size: int,
     most: int,
     seed: int,
 ) -> None:
     """In a tree, a result on its way down reaches some members and not others: it is in the former's checkpoints."""
-    change_limits(fan_out=most)
+    limit(transport, FAN_OUT=most)
     faults = Faults(seed, (5, 25) if size == most else (60, 250))
     break_some(monkeypatch, faults, IN_ONE_GROUP if size == most else IN_A_TREE)
     unit = ranks(size, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=120))
@@ -69,10 +71,10 @@ def test_random_failures_neither_lose_nor_duplicate_numbers(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_failures_in_a_burst_neither_lose_nor_duplicate_numbers(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, change_limits: ChangeLimits, seed: int
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, limit: Limit, seed: int
 ) -> None:
     """Most rounds are for many rows: they fail before or after the offers, or after the numbers, were exchanged."""
-    change_limits(most_values=50)
+    limit(rounds, MOST_VALUES=50)
     faults = Faults(seed, (4, 16))
     break_some(monkeypatch, faults, IN_ONE_GROUP)
     unit = ranks(3, reduce="sum", spread=["x"])

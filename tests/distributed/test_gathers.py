@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_limits import ChangeLimits
+from limits import Limit
 from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, UnitExchange, eventually
 
 from dist_wandb import gathered
+from dist_wandb.exchange import attachments
+from dist_wandb.exchange.attachments import gathers as attached
 from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.transport import BrokenError, gloo
 from dist_wandb.payloads import cells, gathers
@@ -127,9 +129,10 @@ def test_the_limit_applies_to_all_ranks_together_and_is_reported(
 
 
 def test_bytes_are_bounded_and_sent_in_pieces(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
-    change_limits(most_bytes=20_000, piece=1000)
+    limit(attached, _MOST_BYTES=20_000)
+    limit(gloo, PIECE=1000)
     unit = ranks(2)
     unit.log_all(lambda rank: {"small": table(rank), "table": gathered([["x" * 990]] * 15, ["text"])}, 0)
     unit.close()
@@ -142,7 +145,7 @@ def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
     ranks: Callable[..., Ranks],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    change_limits: ChangeLimits,
+    limit: Limit,
 ) -> None:
     send = gloo.GlooGroup.send_to_first
 
@@ -151,7 +154,7 @@ def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
         send(group, *arguments)
 
     monkeypatch.setattr(gloo.GlooGroup, "send_to_first", send_slowly)
-    change_limits(piece=1000)
+    limit(gloo, PIECE=1000)
     unit = ranks(2)
     unit.write_all({"loss": 1.0}, 0)
     unit.lose_soon(5.0)
@@ -172,9 +175,9 @@ def test_a_slow_transfer_of_many_pieces_is_not_mistaken_for_a_dead_rank(
 
 
 def test_pending_tables_are_bounded(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
-    change_limits(most_waiting=5000)  # two tables, each with 1 KiB besides its rows
+    limit(attachments, _MOST_WAITING=5000)  # two tables, each with 1 KiB besides its rows
     unit = ranks(2, limits=replace(QUICK, heartbeat=1))
     unit.write_all(lambda rank: {"table": table(rank)}, 0)
     for step in range(1, 5):
@@ -234,9 +237,9 @@ def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
 
 
 def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
-    change_limits(most_delivered=8 * SMALL)
+    limit(attachments, _MOST_KEPT=8 * SMALL)
     unit = ranks(2, kind=UnitExchange)
     for step in range(11):
         unit.log(0, {"table": table(0)}, step)
@@ -252,9 +255,9 @@ def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
 
 
 def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
-    ranks: Callable[..., Ranks], change_limits: ChangeLimits
+    ranks: Callable[..., Ranks], limit: Limit
 ) -> None:
-    change_limits(most_delivered=0)
+    limit(attachments, _MOST_KEPT=0)
     unit = ranks(3, limits=HASTY)
     unit.write_all(lambda rank: {"loss": 1.0, "table": table(rank)}, 0)
     stall = Stall()

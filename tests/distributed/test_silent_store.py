@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts
-from fixed_limits import ChangeLimits
+from limits import Limit
 from units import QUICK, Ranks, Stall, eventually, making
 from wire import Wire, wired_store
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.transport import BrokenError, GroupLayout
+from dist_wandb.exchange.transport import BrokenError, GroupLayout, gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.job import leftovers
+from dist_wandb.job import connection, leftovers
 from dist_wandb.job.connection import StoreConnection, is_hung_up
 from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.model import Topology
@@ -101,8 +101,8 @@ def test_a_rank_cut_off_from_the_primary_reports_lost_rows(
     eventually(lambda: "what rank 1 logged after step 0 may be lost" in caplog.text)
 
 
-def test_forming_a_group_times_out(wire: Wire, change_limits: ChangeLimits) -> None:
-    change_limits(forming_more=0.2)
+def test_forming_a_group_times_out(wire: Wire, limit: Limit) -> None:
+    limit(gloo, FORMING_MORE=0.2)
     store = wire.client()
     wire.cut()
     began = time.monotonic()
@@ -111,8 +111,8 @@ def test_forming_a_group_times_out(wire: Wire, change_limits: ChangeLimits) -> N
     assert time.monotonic() - began < SOON
 
 
-def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, change_limits: ChangeLimits) -> None:
-    change_limits(quick_answers=0.3, least_patience=0.3)
+def test_without_an_answer_a_hint_is_none_and_a_fact_an_error(wire: Wire, limit: Limit) -> None:
+    limit(connection, _QUICK_TIMEOUT=0.3, _LEAST_PATIENCE=0.3)
     asking = job_store(wire.client())
     asking.publish("key", 1)
     assert (asking.try_get("key", soon=True), asking.try_get("no key", soon=True)) == (1, None)

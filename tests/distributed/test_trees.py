@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torchmetrics
-from fixed_limits import ChangeLimits
+from limits import Limit
 from units import HASTY, QUICK, Ranks, Row, eventually
 
 from dist_wandb import gathered
+from dist_wandb.exchange import transport
 from dist_wandb.exchange import transport as groups
 from dist_wandb.exchange.membership.forming import Forming
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.transport import BrokenError
+from dist_wandb.exchange.transport import BrokenError, gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
 
@@ -26,9 +27,9 @@ SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts for other r
 
 
 @pytest.fixture(params=[2, 3])
-def fan_out(request: pytest.FixtureRequest, change_limits: ChangeLimits) -> int:
+def fan_out(request: pytest.FixtureRequest, limit: Limit) -> int:
     """The maximum number of members of a group."""
-    change_limits(fan_out=request.param)
+    limit(transport, FAN_OUT=request.param)
     return int(request.param)
 
 
@@ -55,11 +56,11 @@ def shown(value: Any) -> Any:
 
 @pytest.mark.parametrize(("size", "per_node"), [(5, None), (9, 3), (8, 2), (4, 1)])
 def test_a_tree_writes_the_same_rows_as_one_group(
-    ranks: Callable[..., Ranks], change_limits: ChangeLimits, fan_out: int, size: int, per_node: int | None
+    ranks: Callable[..., Ranks], limit: Limit, fan_out: int, size: int, per_node: int | None
 ) -> None:
     units = []
     for most in (fan_out, size):
-        change_limits(fan_out=most)
+        limit(transport, FAN_OUT=most)
         unit = ranks(size, reduce={"count": "sum"}, spread=["spread"], per_node=per_node)
         log_all_kinds(unit)
         unit.flush()
@@ -79,12 +80,12 @@ def test_a_tree_writes_the_same_rows_as_one_group(
 def test_survivors_continue_without_a_rank_that_dies(
     ranks: Callable[..., Ranks],
     caplog: pytest.LogCaptureFixture,
-    change_limits: ChangeLimits,
+    limit: Limit,
     most: int,
     lost: int,
 ) -> None:
     """Whether the rank is the first of a node, of a level above, or of no group, or all are one group."""
-    change_limits(fan_out=most)
+    limit(transport, FAN_OUT=most)
     unit = ranks(9, reduce="sum", per_node=3)
     others = [rank for rank in range(9) if rank != lost]
     for step in range(3):
@@ -155,10 +156,11 @@ def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
     ranks: Callable[..., Ranks],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    change_limits: ChangeLimits,
+    limit: Limit,
 ) -> None:
     """All pieces together take longer than the timeout for one; members of the lowest level wait for those above."""
-    change_limits(fan_out=2, piece=4000)
+    limit(transport, FAN_OUT=2)
+    limit(gloo, PIECE=4000)
     send = GlooGroup.send_to_first
 
     def send_slowly(group: GlooGroup, own: Any, *arguments: Any) -> None:
@@ -184,10 +186,10 @@ def test_ranks_that_cannot_connect_in_an_upper_level_continue_alone(
     ranks: Callable[..., Ranks],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    change_limits: ChangeLimits,
+    limit: Limit,
 ) -> None:
     """This includes ranks whose own groups have formed, after the same number of attempts."""
-    change_limits(fan_out=3)
+    limit(transport, FAN_OUT=3)
 
     store_of = Forming.store_of
 

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from fixed_limits import change_limits
+from limits import set_limits
 from torch.distributed import HashStore, Store
 
-from dist_wandb.exchange import interface
+from dist_wandb.exchange import collective, interface
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Demand, Exchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
@@ -195,7 +195,8 @@ def making() -> Iterator[Callable[..., Ranks]]:
         return made[-1].open(*present)
 
     with pytest.MonkeyPatch.context() as patch:
-        change_limits(patch, last_writes=20.0, last_wait_for_devices=10.0)  # a thread may be held up, also at its end
+        set_limits(patch, interface, LAST_WRITES=20.0)
+        set_limits(patch, collective, _LAST_WAIT=10.0)  # a thread may be held up, also at its end
         yield make
         for unit in made:
             unit.together(lambda exchange: exchange.leave(failed=True))

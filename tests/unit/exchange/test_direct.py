@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fixed_limits import ChangeLimits
+from limits import Limit
 from torch.distributed import HashStore
 from units import Stall, eventually, live_exchanges
 
+from dist_wandb.exchange import direct, interface
 from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
 from dist_wandb.exchange.interface import Hooks
 from dist_wandb.exchange.membership.generations import Generation, GenerationStore, keys_of
@@ -81,14 +82,14 @@ class Own:
 
 
 @pytest.fixture
-def make(change_limits: ChangeLimits) -> Iterator[Callable[..., Own]]:
+def make(limit: Limit) -> Iterator[Callable[..., Own]]:
     made: list[Own] = []
 
     def make_one(**arguments: Any) -> Own:
         made.append(Own(**arguments))
         return made[-1]
 
-    change_limits(last_writes=20.0)
+    limit(interface, LAST_WRITES=20.0)
     yield make_one
     for own in made:
         own.run.goes_on.set()
@@ -182,9 +183,9 @@ def test_log_does_not_wait_for_a_device_and_rows_stay_in_order(make: Callable[..
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["device", "wandb"])
 def test_close_keeps_its_limit_and_reports_lost_rows(
-    make: Callable[..., Own], change_limits: ChangeLimits, caplog: pytest.LogCaptureFixture, is_stopped: bool
+    make: Callable[..., Own], limit: Limit, caplog: pytest.LogCaptureFixture, is_stopped: bool
 ) -> None:
-    change_limits(last_writes=0.1)
+    limit(interface, LAST_WRITES=0.1)
     own = make(at_once=not is_stopped)
     if is_stopped:
         own.run.goes_on.clear()
@@ -234,9 +235,9 @@ def test_log_does_not_block_while_wandb_is_stopped(make: Callable[..., Own]) -> 
 
 
 def test_pending_rows_are_bounded_and_lost_rows_are_reported(
-    make: Callable[..., Own], change_limits: ChangeLimits, caplog: pytest.LogCaptureFixture
+    make: Callable[..., Own], limit: Limit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change_limits(standstill_of_own_rows=0.05)
+    limit(direct, _STANDSTILL=0.05)
     own = make(at_once=False, limits=Limits(max_pending_rows=10, finish_timeout=30))
     own.run.goes_on.clear()
     for step in range(15):

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from fixed_limits import ChangeLimits
+from limits import Limit
 from merging import Ranks
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange import attachments
 from dist_wandb.exchange.attachments import Contributions
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
@@ -213,8 +214,8 @@ def test_an_exchange_broken_on_one_rank_is_repeated_with_all_states() -> None:
         assert unit.finish(key, 3)["sum"] == 6.0 * (step + 1)
 
 
-def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(change_limits: ChangeLimits) -> None:
-    change_limits(most_delivered=FEW)
+def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(limit: Limit) -> None:
+    limit(attachments, _MOST_KEPT=FEW)
     unit = Unit(2)
     for step in range(MANY):
         unit.exchange(unit.keep(step), range(2))
@@ -241,10 +242,8 @@ def test_late_states_correct_a_value_also_after_many_later_ones() -> None:
     assert unit.finish(late, 2, corrects=True) == {"sum": 6.0, "global_step": 0}
 
 
-def test_a_value_whose_late_part_comes_too_late_is_marked(
-    change_limits: ChangeLimits, caplog: pytest.LogCaptureFixture
-) -> None:
-    change_limits(most_delivered=FEW)
+def test_a_value_whose_late_part_comes_too_late_is_marked(limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
+    limit(attachments, _MOST_KEPT=FEW)
     unit = Unit(3)
     late, whole = unit.keep(0, ranks=[0, 1]), unit.keep(1)
     for key, contributors in ((late, 2), (whole, 3)):

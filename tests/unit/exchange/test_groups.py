@@ -18,10 +18,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from fixed_limits import ChangeLimits
+from limits import Limit
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport import BrokenError, destroy_closed, members_of, tree, tree_of, undestroyed
+from dist_wandb.exchange.transport import BrokenError, destroy_closed, gloo, members_of, tree, tree_of, undestroyed
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
 
@@ -115,14 +115,14 @@ def test_either_list_may_be_empty(form: Form, on_ranks: OnRanks, given: Any, siz
 def test_many_numbers_are_reduced_in_pieces(
     form: Form,
     on_ranks: OnRanks,
-    change_limits: ChangeLimits,
+    limit: Limit,
     summed: int,
     piece: int,
     serial: int,
     size: int,
     fan_out: int,
 ) -> None:
-    change_limits(piece=piece * 8, serial=serial)
+    limit(gloo, PIECE=piece * 8, SERIAL=serial)
     groups = form(size, fan_out)
     total = sum(range(size))
 
@@ -141,9 +141,10 @@ def test_many_numbers_are_reduced_in_pieces(
 @pytest.mark.parametrize("piece", [24, 2**20])
 @in_all
 def test_bytes_of_any_length_are_collected_in_member_order(
-    form: Form, on_ranks: OnRanks, change_limits: ChangeLimits, size: int, fan_out: int, piece: int
+    form: Form, on_ranks: OnRanks, limit: Limit, size: int, fan_out: int, piece: int
 ) -> None:
-    change_limits(piece=piece, most_held=2 * piece * size)
+    limit(gloo, PIECE=piece)
+    limit(tree, _MOST_HELD=2 * piece * size)
     groups = form(size, fan_out)
     sent = [bytes([rank]) * (rank % 3 * 40) for rank in range(size)]
 
@@ -159,9 +160,9 @@ def test_bytes_of_any_length_are_collected_in_member_order(
 @pytest.mark.parametrize("piece", [24, 2**20])
 @in_all
 def test_a_tally_has_equal_contents_once_with_their_members(
-    form: Form, on_ranks: OnRanks, change_limits: ChangeLimits, size: int, fan_out: int, piece: int
+    form: Form, on_ranks: OnRanks, limit: Limit, size: int, fan_out: int, piece: int
 ) -> None:
-    change_limits(piece=piece)
+    limit(gloo, PIECE=piece)
     groups = form(size, fan_out)
     for given in (
         [bytes([rank]) * (rank * 40) for rank in range(size)],
@@ -183,10 +184,10 @@ def test_a_tally_has_equal_contents_once_with_their_members(
 @in_one_and_a_tree
 @pytest.mark.parametrize("how", ["tally", "collect"])
 def test_oversized_messages_are_refused_and_the_group_stays_usable(
-    form: Form, on_ranks: OnRanks, change_limits: ChangeLimits, how: str, size: int, fan_out: int
+    form: Form, on_ranks: OnRanks, limit: Limit, how: str, size: int, fan_out: int
 ) -> None:
     groups = form(size, fan_out)
-    change_limits(most_gathered=100, most_collected=100)
+    limit(gloo, MOST_GATHERED=100, MOST_COLLECTED=100)
 
     def give(rank: int, length: int) -> Any:
         try:
@@ -200,7 +201,7 @@ def test_oversized_messages_are_refused_and_the_group_stays_usable(
     assert on_ranks(size, lambda rank: give(rank, 100))[0] == (members_of(given) if how == "tally" else given)
     if how == "tally" and fan_out < size:
         together = 101 + 2 * 12 + 5 * 8
-        change_limits(most_together=together - 1)
+        limit(tree, _MOST_TOGETHER=together - 1)
         for refusal in on_ranks(size, lambda rank: give(rank, 100)):
             assert refusal.startswith(f"All members of the group together announced {together} bytes, but")
     assert on_ranks(size, lambda rank: groups[rank].reduce([1.0], [])) == [([size], [])] * size

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts
-from fixed_limits import ChangeLimits
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import Limit
 
+from dist_wandb.exchange import membership
 from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import Moved, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
@@ -88,8 +89,8 @@ def knows(number: int, *offers: str) -> Checkpoint:
 
 
 @pytest.fixture
-def brief_terms(change_limits: ChangeLimits) -> None:
-    change_limits(term=SHORT)
+def brief_terms(limit: Limit) -> None:
+    limit(membership, _TERM=SHORT)
 
 
 def test_the_last_rank_to_arrive_claims_the_first_generation() -> None:

@@ -6,8 +6,9 @@ import time
 from collections import Counter
 
 import pytest
-from fixed_limits import ChangeLimits
+from limits import Limit
 
+from dist_wandb.exchange import participation
 from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.participation import Cycle
 from dist_wandb.exchange.protocol.calls import Key
@@ -118,9 +119,9 @@ def test_lost_values_are_reported_in_one_line_by_cause(caplog: pytest.LogCapture
 
 
 def test_rows_that_cannot_be_kept_for_the_rank_that_writes_are_reported_and_counted(
-    reports: Reports, caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
+    reports: Reports, caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
-    change_limits(most_kept=20)
+    limit(participation, _MOST_KEPT=20)
     second = Topology(1, 1, 0, 2, 2, 1)
     writer = RunWriter(NullRun(), plan_run(second, "auto", "global", "exp"), "global_step")
     rows, rounds, now = Rows(writer, {"*": "mean"}, rank=1, index=1), Rounds(1, 2), time.monotonic()

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from fixed_limits import ChangeLimits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from limits import Limit
 from row_jobs import SAME_CALLS, WITH_FAULTS, WITHOUT_FAULTS, Job
 from row_model import Judge
 from row_units import Unit
 
-from dist_wandb.exchange.protocol import plan, table
+from dist_wandb.exchange.protocol import plan, rounds, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
@@ -396,8 +396,8 @@ def test_a_rank_that_goes_on_with_other_names_does_not_log_this_one_any_more() -
     assert [(row.step, row.missing) for row in unit.rows if row.names == ("val",)] == [(0, 0), (1, 1), (2, 0)]
 
 
-def test_nobody_is_given_up_while_a_rank_has_more_to_offer(change_limits: ChangeLimits) -> None:
-    change_limits(most_values=10)
+def test_nobody_is_given_up_while_a_rank_has_more_to_offer(limit: Limit) -> None:
+    limit(rounds, MOST_VALUES=10)
     unit = Unit(2)
     unit.write_on_all({"loss": 1.0}, 0)
     for step in range(1, 100):

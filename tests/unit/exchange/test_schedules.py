@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
-from fixed_limits import change_limits
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+from limits import set_limits
 from simulation import Store, World, simulated
 from units import PatientExchange, Ranks
 
+from dist_wandb.exchange import transport
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.transport import Group
 from dist_wandb.settings.options import Limits
@@ -184,7 +185,7 @@ class Schedule:
 
         with pytest.MonkeyPatch.context() as patch, simulated(world):
             patch.setattr(logging.getLogger("dist_wandb"), "disabled", True)
-            change_limits(patch, fan_out=fan_out)
+            set_limits(patch, transport, FAN_OUT=fan_out)
             for rank in range(self.size):
                 after = world.random.uniform(0.0, 0.1) + (LATE if rank == self.late else 0.0)
                 world.start(rank, functools.partial(job.use, rank, self.other_rows.get(rank, self.rows)), after)

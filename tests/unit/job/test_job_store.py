@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
-from fixed_limits import ChangeLimits
+from limits import Limit
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job import job_identity
@@ -299,10 +299,8 @@ def test_one_rank_reports_the_missing_ranks_to_all(
     assert len(set(reads)) == 1
 
 
-def test_each_rank_checks_itself_if_the_elected_one_is_gone(
-    at: At, my_node: threading.local, change_limits: ChangeLimits
-) -> None:
-    change_limits(term_of_last_rank=SHORT)
+def test_each_rank_checks_itself_if_the_elected_one_is_gone(at: At, my_node: threading.local, limit: Limit) -> None:
+    limit(job_identity, _TERM=SHORT)
     my_node.node = "a"
     at(2, 4).claim("layout/elected", 2)  # and then it dies
     RankValues(at(2, 4), "node").publish("b")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from fixed_limits import ChangeLimits
+from limits import Limit
 from processes import wait_until
 
 from dist_wandb.job import timed_caller
@@ -59,8 +59,8 @@ def test_successive_calls_use_one_thread() -> None:
     assert made_by != {threading.get_ident()}
 
 
-def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch, change_limits: ChangeLimits) -> None:
-    change_limits(idle_threads=0.05)
+def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch, limit: Limit) -> None:
+    limit(timed_caller, _KEPT=0.05)
     monkeypatch.setattr(timed_caller, "_idle", [])
     thread = TimedCaller(10).call(threading.current_thread)
     thread.join(10)

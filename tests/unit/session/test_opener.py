@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import wandb
-from fixed_limits import ChangeLimits
+from limits import Limit
 from units import eventually, live_exchanges
 
 import dist_wandb
@@ -101,8 +101,8 @@ UNKNOWN = [Topology(rank, None, None, 2, None, None) for rank in range(2)]
 
 
 @pytest.mark.usefixtures("store")
-def test_the_layout_is_learnt_even_if_no_plan_needs_it(on_ranks: OnRanks, change_limits: ChangeLimits) -> None:
-    change_limits(optional_layout=20.0)
+def test_the_layout_is_learnt_even_if_no_plan_needs_it(on_ranks: OnRanks, limit: Limit) -> None:
+    limit(job_identity, _OPTIONAL_TIMEOUT=20.0)
     sessions = on_ranks(2, lambda rank: open_rank(UNKNOWN[rank]))
     assert [session.topology.knows_layout for session in sessions] == [True, True]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from fixed_limits import ChangeLimits
+from limits import Limit
 
 import dist_wandb
 from dist_wandb.session import registry
@@ -174,14 +174,14 @@ def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(codes: Codes) -> 
     assert exits == []
 
 
-def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(codes: Codes, change_limits: ChangeLimits) -> None:
+def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(codes: Codes, limit: Limit) -> None:
     kill = Kill(codes)
 
     def end_slowly(code: int, failed: bool) -> None:
         time.sleep(0.3)
         codes.note(code, failed)
 
-    change_limits(sigterm_at_a_time=0.1, sigterm_moment=1000.0)
+    limit(registry, _AT_A_TIME=0.1, _MOMENT=1000.0)
     catching_sigterm(end_slowly)
     with instead_of_a_kill(kill):
         signal.raise_signal(signal.SIGTERM)

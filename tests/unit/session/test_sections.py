@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fixed_limits import ChangeLimits
+from limits import Limit
 from torch import nn
 
 from dist_wandb import ConfigurationError
+from dist_wandb.session import sections as module
 from dist_wandb.session.sections import ForwardHook, Section, Sections, StepTimings
 
 MS = 1_000_000  # nanoseconds
@@ -240,10 +241,8 @@ def test_a_device_is_polled_without_waiting(sections: Sections, clock: Clock) ->
     assert sections.due_timings(["loss"], 2)["time/forward"] == 0.05
 
 
-def test_pending_device_times_are_bounded_without_loss(
-    sections: Sections, clock: Clock, change_limits: ChangeLimits
-) -> None:
-    change_limits(most_sections=3)
+def test_pending_device_times_are_bounded_without_loss(sections: Sections, clock: Clock, limit: Limit) -> None:
+    limit(module, _MOST_WAITING=3)
     clock.device = 1.0
     for _ in range(5):
         spend(sections, clock, "forward", 10)

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from fixed_limits import ChangeLimits
+from limits import Limit
 from new_process import begin_new_process
 from processes import wait_until
 from torchmetrics import MeanMetric
@@ -33,6 +33,7 @@ from torchmetrics import MeanMetric
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
+from dist_wandb.session import relay, remote_session
 from dist_wandb.session.relay import Relay
 from dist_wandb.session.remote_session import Address, RemoteSession
 
@@ -76,9 +77,10 @@ def own_sockets() -> list[tuple[int, str]]:
 
 
 @pytest.fixture(autouse=True)
-def fresh_notices(monkeypatch: pytest.MonkeyPatch, change_limits: ChangeLimits) -> Iterator[None]:
+def fresh_notices(monkeypatch: pytest.MonkeyPatch, limit: Limit) -> Iterator[None]:
     begin_new_process(monkeypatch)
-    change_limits(last_rows_of_children=30.0, handshake=30.0)  # a thread that receives rows may be delayed
+    limit(relay, _LAST_ROWS=30.0)
+    limit(remote_session, HANDSHAKE=30.0)  # a thread that receives rows may be delayed
     before = relay_threads()  # a test that failed before may have left some
     yield
     wait_until(lambda: not relay_threads() - before, within=_PATIENCE)  # one may be starting
@@ -352,8 +354,8 @@ def be_dropped(address: Address) -> None:
         assert client.recv(1) == b""
 
 
-def test_an_unauthenticated_client_is_dropped_after_the_timeout(served: Served, change_limits: ChangeLimits) -> None:
-    change_limits(handshake=0.3)
+def test_an_unauthenticated_client_is_dropped_after_the_timeout(served: Served, limit: Limit) -> None:
+    limit(remote_session, HANDSHAKE=0.3)
     be_dropped(served.address)
 
 
@@ -393,10 +395,8 @@ def test_a_child_sends_nothing_to_a_socket_of_another_user(
     assert "another user listens in its place" in caplog.text
 
 
-def test_a_socket_that_accepts_no_connection_delays_log_once(
-    change_limits: ChangeLimits, caplog: pytest.LogCaptureFixture
-) -> None:
-    change_limits(handshake=0.3, retry_after=1000.0)
+def test_a_socket_that_accepts_no_connection_delays_log_once(limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
+    limit(remote_session, HANDSHAKE=0.3, _RETRY_AFTER=1000.0)
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
         place = str(Path(directory, "s"))
         full.bind(place)
@@ -418,9 +418,9 @@ def test_a_socket_that_accepts_no_connection_delays_log_once(
 
 
 def test_a_session_that_reads_nothing_delays_log_once(
-    served: Served, change_limits: ChangeLimits, caplog: pytest.LogCaptureFixture
+    served: Served, limit: Limit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change_limits(stuck=0.3, retry_after=1000.0)
+    limit(remote_session, _STUCK=0.3, _RETRY_AFTER=1000.0)
     served.may_take.clear()
     child = served.child()
     assert child.flush()
@@ -432,8 +432,8 @@ def test_a_session_that_reads_nothing_delays_log_once(
     assert len(caplog.records) == 1
 
 
-def test_a_failed_session_does_not_wait_for_its_children(fake_wandb: FakeWandb, change_limits: ChangeLimits) -> None:
-    change_limits(last_rows_of_children=_PATIENCE)
+def test_a_failed_session_does_not_wait_for_its_children(fake_wandb: FakeWandb, limit: Limit) -> None:
+    limit(relay, _LAST_ROWS=_PATIENCE)
     session = dist_wandb.init()
     copy = through_a_pickle(session)
     copy.log({"loss": 1.0})
@@ -569,10 +569,8 @@ def test_the_relay_closes_after_the_user_finishes_the_run(fake_wandb: FakeWandb)
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_child_that_keeps_logging_does_not_prevent_finishing(
-    caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
-) -> None:
-    change_limits(last_rows_of_children=2.0)
+def test_a_child_that_keeps_logging_does_not_prevent_finishing(caplog: pytest.LogCaptureFixture, limit: Limit) -> None:
+    limit(relay, _LAST_ROWS=2.0)
     session = dist_wandb.init()
     copy, is_over = through_a_pickle(session), threading.Event()
 

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts
-from fixed_limits import ChangeLimits
+from limits import Limit
 from processes import wait_until
 
 from dist_wandb.errors import RendezvousError
@@ -145,9 +145,9 @@ def test_a_sign_while_the_ranks_are_asked_is_no_stall_and_another_rank_has_the_r
 
 
 def test_without_the_store_each_rank_tells_what_it_knows(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, change_limits: ChangeLimits
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
-    change_limits(silent_store=1.0)
+    limit(watcher, _SILENT_STORE=1.0)
     told: list[Stall] = []
     job = Job(tmp_path, told.append, has_store=False)
     try:
