@@ -139,9 +139,9 @@ class RowRules:
             if all(_is_close(found, value) for value in values) and (values or found is None):
                 return
             if not values and any(
-                _agree(call, main) and _is_close(found, call.axes[AXIS]) for call in self._of_axis_alone
+                AXIS in call.axes and _agree(call, main) and _is_close(found, call.axes[AXIS]) for call in self.calls
             ):
-                return  # the row of a call of the axis alone, at the same step
+                return  # of another call at the same step, of which W&B alone makes the same row
         shown = next((main for main in mains if AXIS in main.axes), mains[0])
         yield self._violation("wrong axis", written, f"has {AXIS} {found}, not {shown.axes.get(AXIS)} of {shown}")
 
