@@ -68,7 +68,7 @@ def test_a_failure_before_another_rank_writes_the_run_fails_it(job: Job, fake_wa
 
 
 def test_a_rank_that_fails_before_it_is_certain_that_it_writes_the_run_does(job: Job, fake_wandb: FakeWandb) -> None:
-    second, _ = job(THREE[1:], reduce=None)
+    second, _ = job(THREE[1:], reduce=None, limits={"heartbeat": 2.0})  # for so long a failed rank waits
     second.log({"loss": 1.0}, step=0)
     time.sleep(2.0)  # in which rank 0 may come
     second.finish(3)
