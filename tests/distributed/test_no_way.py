@@ -20,10 +20,26 @@ def messages(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
     return [record.message for record in caplog.records if words in record.message]
 
 
+@pytest.mark.parametrize("is_too_late", [False, True])
 def test_ranks_that_cannot_connect_report_it_and_continue_alone(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_too_late: bool
 ) -> None:
-    """Ports between hosts are closed, or gloo was given the wrong interface: it would keep failing forever."""
+    """Ports between hosts are closed, or gloo was given the wrong interface: it would keep failing forever.
+
+    Rank 1 may see that rank 0 has failed, before it sees that both had come.
+    """
+    try_get = JobStore.try_get
+    hidden = threading.Semaphore(is_too_late)
+
+    def try_get_late(self: JobStore, key: str, *, soon: bool = False) -> Any:
+        value = try_get(self, key, soon=soon)
+        is_of_rank_1 = self.topology.global_rank == 1 and key.startswith("met/") and key.endswith("/all")
+        if value is None or not is_of_rank_1 or not hidden.acquire(blocking=False):
+            return value
+        time.sleep(1.0)
+        return None
+
+    monkeypatch.setattr(JobStore, "try_get", try_get_late)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     unit = ranks(2)
     for step in range(3):

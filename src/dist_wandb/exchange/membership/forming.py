@@ -202,7 +202,8 @@ class Forming:
         """Wait until all members are ready to form their group; return their addresses, or nothing if they are not.
 
         Each member publishes its address (`None` if unknown), and the last one those of all: so each polls one key.
-        They are not ready after `within` seconds, after the grace if it `is_late`, or if the generation is broken.
+        They are not ready after `within` seconds, after the grace if it `is_late`, or if the generation is broken. If
+        all had come and another one could not connect before this rank tried, that is a failure of this rank, too.
         """
         if self._address is None:
             self._address = self._keys.connection.own_address()
@@ -226,6 +227,8 @@ class Forming:
 
         self.missing = frozenset()
         found = poll_until_stopped(addresses_or_nothing, within, self._is_stopped, len(generation.members))
+        if not found and (found := self._keys.try_get(f"{name}/all")) and self._generations.is_broken(generation):
+            raise _UnformedError("another rank could not connect", group.members)
         is_over = not found and (found is None or not self._generations.is_broken(generation))
         if is_over and not group.level:  # those of higher groups may still be waiting in theirs
             met.read_new()
