@@ -19,7 +19,6 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from dist_wandb.job.units import Mesh
 
 INTEGRATION = "DistWandbTracker"
-RETURNS = ("default", "return_previous")
+_RETURNS = ("default", "return_previous")
 _PAUSE = 0.05  # seconds between the first queries of the store
 _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
 
@@ -128,7 +127,7 @@ class LateJoin:
         self._goes_on = self.session is not None
         if self.session is None:
             arguments = self._arguments.merged
-            is_used = options.run_mode == "auto" and current() is None and reinit(arguments) in RETURNS
+            is_used = options.run_mode == "auto" and current() is None and reinit(arguments) in _RETURNS
             running = running_run() if is_used else None  # of wandb's own `init`, which returns it again
             self.session = open_session(
                 options,
@@ -167,7 +166,7 @@ class LateJoin:
         if isinstance(found, Session):
             self.session = found
         elif found is not None:
-            self.options = replace(Options(**found.job["options"]), on_stall=self.options.on_stall)
+            self.options = found.options(self.options)
             self.open(found)
         while self.session is not None and self.rows:
             self.log(*self.rows.popleft())

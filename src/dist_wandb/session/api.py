@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
@@ -232,8 +231,8 @@ def join_init(options: Options, topology: Topology, integration: str) -> Session
 
 def opened_as(found: NextJob, options: Options, topology: Topology) -> Session:
     """Open this rank's part of a session that rank 0 has opened by `init`."""
-    theirs = replace(Options(**found.job["options"]), on_stall=options.on_stall)
-    return open_session(theirs, found.job["arguments"], integration=INIT, topology=topology, number=take(found))
+    theirs, arguments = found.options(options), found.job["arguments"]
+    return open_session(theirs, arguments, integration=INIT, topology=topology, number=take(found))
 
 
 def _is_notebook() -> bool:

@@ -62,6 +62,10 @@ class NextJob(NamedTuple):
     number: int  # of the session among the integration's
     job: JobDescription
 
+    def options(self, own: Options) -> Options:
+        """Return the coordinator's options, with this rank's `on_stall`, which is not published."""
+        return replace(own, **{**self.job["options"], "on_stall": own.on_stall})
+
 
 def ask(store: JobStore | None, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
     """Read from the store; `otherwise` if there is none, or it does not answer within some seconds."""
