@@ -478,6 +478,23 @@ def test_pending_rows_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.Lo
     eventually(lambda: any("more than 50 rows wait" in record.message for record in caplog.records))
 
 
+def test_a_rank_is_not_waited_for_while_more_rows_than_allowed_wait(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(2, limits=replace(HASTY, max_pending_rows=20, peer_timeout=120.0))
+    unit.write_all({"loss": 0.0}, 0)
+    stall = Stall()
+    unit.log(1, {"loss": stall.number()}, 1)
+    for step in range(1, 60):
+        unit.log(0, {"loss": float(step)}, step)
+    eventually(lambda: len(unit.run.rows) == 60)
+    assert unit.last("loss")[59] == 59.0
+    assert set(unit.flagged()) == set(range(1, 60))
+    (message,) = [one.message for one in caplog.records if "rank 0 logs rows faster than the ranks" in one.message]
+    assert "more than 20 wait, so log takes as long as the exchange of a row" in message
+    stall.over.set()
+
+
 def test_log_keeps_pace_with_an_exchange_that_moves(ranks: Callable[..., Ranks], limit: Limit) -> None:
     limit(turns, _STANDSTILL=60.0)  # on a busy machine
     unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
