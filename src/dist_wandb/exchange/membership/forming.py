@@ -227,13 +227,16 @@ class Forming:
 
         self.missing = frozenset()
         found = poll_until_stopped(addresses_or_nothing, within, self._is_stopped, len(generation.members))
-        if not found and (found := self._keys.try_get(f"{name}/all")) and self._generations.is_broken(generation):
+        if found:
+            return found
+        is_broken = self._generations.is_broken(generation)
+        if is_broken and self._keys.try_get(f"{name}/all"):
             raise _UnformedError("another rank could not connect", group.members)
-        is_over = not found and (found is None or not self._generations.is_broken(generation))
+        is_over = found is None or not is_broken
         if is_over and not group.level:  # those of higher groups may still be waiting in theirs
             met.read_new()
             self.missing = frozenset(group.members) - dict(met.values).keys()
-        return found or []
+        return []
 
     def address(self, addresses: Sequence[str | None]) -> str | None:
         """Return the address at which members with these addresses reach this rank; `None` to let gloo choose it."""
