@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from dist_wandb.as_wandb import log as log
     from dist_wandb.as_wandb import mark_preempting as mark_preempting
     from dist_wandb.as_wandb import pin_config_keys as pin_config_keys
-    from dist_wandb.decorator import wandb_init
     from dist_wandb.errors import (
         ConfigurationError,
         DistWandbError,
@@ -83,13 +82,14 @@ if TYPE_CHECKING:
     from dist_wandb.job.model import Topology
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.payloads.gathers import gathered
-    from dist_wandb.reading.runs import LocalRun, read_runs
     from dist_wandb.runs.null_run import NullRun
     from dist_wandb.session.api import get_run, init
+    from dist_wandb.session.decorator import wandb_init
     from dist_wandb.session.session import Session
     from dist_wandb.settings.options import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.transformers import DistWandbCallback as DistWandbCallback
+    from dist_wandb.wandb_files.runs import LocalRun, read_runs
 
     run: Session | None
     config: Any
@@ -126,7 +126,7 @@ _ROOMS = {
     "DistWandbLogger": "lightning",
     "DistWandbTracker": "accelerate",
     "Limits": "settings.options",
-    "LocalRun": "reading.runs",
+    "LocalRun": "wandb_files.runs",
     "NullRun": "runs.null_run",
     "RunPlan": "settings.plan",
     "Session": "session.session",
@@ -136,9 +136,9 @@ _ROOMS = {
     "get_run": "session.api",
     "init": "session.api",
     "plan_run": "settings.plan",
-    "read_runs": "reading.runs",
+    "read_runs": "wandb_files.runs",
     "teardown": "as_wandb",
-    "wandb_init": "decorator",
+    "wandb_init": "session.decorator",
     **{name: "errors" for name in __all__ if name.endswith("Error")},
 }
 

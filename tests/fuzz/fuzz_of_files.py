@@ -25,7 +25,6 @@ from dist_wandb.cli import command, show, show_cards
 from dist_wandb.cli.uploads.contents import Rules, revised
 from dist_wandb.cli.uploads.state import read_entries
 from dist_wandb.errors import ReadError, UploadError
-from dist_wandb.reading.runs import brought_together
 from dist_wandb.session.restart import RestartRecord
 from dist_wandb.wandb_files import debug_log, reading, records
 from dist_wandb.wandb_files.record_file import (
@@ -37,6 +36,7 @@ from dist_wandb.wandb_files.record_file import (
     field_of,
     fields,
 )
+from dist_wandb.wandb_files.runs import brought_together
 from dist_wandb.wandb_files.sidecar import Sidecar
 from dist_wandb.wandb_files.small_files import Directory, parse_json
 

@@ -24,11 +24,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dist_wandb.errors import ReadError
-from dist_wandb.reading.runs import LocalRun
-from dist_wandb.reading.selection import Condition, chosen
 from dist_wandb.runs.client_settings import usual_directories
 from dist_wandb.runs.current_server import TRUST_OPTION, is_address
 from dist_wandb.wandb_files.reading import State, trend_of
+from dist_wandb.wandb_files.runs import LocalRun
+from dist_wandb.wandb_files.selection import Condition, chosen
 
 _SILENCE = 1.0  # seconds without output
 _BLOCKS = "▁▂▃▄▅▆▇█"

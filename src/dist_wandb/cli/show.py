@@ -38,10 +38,10 @@ from dist_wandb.cli.command import (
 from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, follow, just_begun, matching
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
-from dist_wandb.reading.runs import LocalRun, brought_together, rows_of, runs_below
-from dist_wandb.reading.selection import SPREAD, check_metrics, differing, of_rank, ordered, value_of
 from dist_wandb.settings.config_values import redacted
 from dist_wandb.wandb_files.reading import trend_of
+from dist_wandb.wandb_files.runs import LocalRun, brought_together, rows_of, runs_below
+from dist_wandb.wandb_files.selection import SPREAD, check_metrics, differing, of_rank, ordered, value_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 
 _MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns

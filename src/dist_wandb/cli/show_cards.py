@@ -19,15 +19,15 @@ from rich.text import Text
 from dist_wandb.cli.command import Column, fitting, number, number_of, sparkline, table_of
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import DistWandbError, in_words, visible
-from dist_wandb.reading.runs import LocalRun, Writer, brought_together
-from dist_wandb.reading.selection import SPREAD, by_rank, of_rank, spreads_among
-from dist_wandb.reading.stragglers import EXCESS, RANK, Timing, findings
 from dist_wandb.settings.reduction import STEP, TIMES
 from dist_wandb.wandb_files.finding import files_below
 from dist_wandb.wandb_files.reading import Contents, MetricHistory, StoredRun, mean_of
 from dist_wandb.wandb_files.records import PAUSE, read_records
+from dist_wandb.wandb_files.runs import LocalRun, Writer, brought_together
+from dist_wandb.wandb_files.selection import SPREAD, by_rank, of_rank, spreads_among
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
+from dist_wandb.wandb_files.stragglers import EXCESS, RANK, Timing, findings
 
 SPARKLINE_WIDTH = 32  # maximum length of a sparkline in characters; less on a narrow terminal
 STATES = {  # color and description, by state of a run

@@ -21,8 +21,8 @@ from dist_wandb.exchange.protocol.lanes import NOTHING, Number, number_at, reduc
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.transport import Group
 from dist_wandb.notices import Notices
-from dist_wandb.reading.stragglers import RANK, Stragglers, Timing
 from dist_wandb.settings.reduction import BUSY, DEGRADED, STEP, TIMES
+from dist_wandb.wandb_files.stragglers import RANK, Stragglers, Timing
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.rows import Rows

@@ -20,9 +20,9 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.reports import report_lost
 from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices, named_line, users_line, warn
-from dist_wandb.reading.stragglers import Timing, findings
 from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_patterns, check_per_rank, matches_any
+from dist_wandb.wandb_files.stragglers import Timing, findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -43,14 +43,14 @@ from dist_wandb.cli.report.page import (
 from dist_wandb.cli.report.thinning import Budget
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
-from dist_wandb.reading.runs import LocalRun, brought_together
-from dist_wandb.reading.selection import flattened
-from dist_wandb.reading.stragglers import findings
 from dist_wandb.wandb_files.finding import files_below, natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_run
 from dist_wandb.wandb_files.records import read_records
+from dist_wandb.wandb_files.runs import LocalRun, brought_together
+from dist_wandb.wandb_files.selection import flattened
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
+from dist_wandb.wandb_files.stragglers import findings
 
 _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes

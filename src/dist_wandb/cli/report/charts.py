@@ -12,10 +12,10 @@ from functools import partial
 from dist_wandb.cli.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
 from dist_wandb.cli.report.page import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
 from dist_wandb.cli.report.thinning import Blame, Curve, Stretch, cells, edges_of
-from dist_wandb.reading.selection import of_rank
-from dist_wandb.reading.stragglers import RANK, Timing, has_marked
 from dist_wandb.settings.reduction import DEGRADED, TIMES
 from dist_wandb.wandb_files.finding import natural_order
+from dist_wandb.wandb_files.selection import of_rank
+from dist_wandb.wandb_files.stragglers import RANK, Timing, has_marked
 
 _SPREAD = ("/min", "/max", "/argmax_rank")
 _PARTS_OF_BAND, _PARTS_OF_HEAT = 256, 96

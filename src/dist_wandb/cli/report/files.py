@@ -16,12 +16,12 @@ from typing import Any
 from dist_wandb.cli.report.media import LoggedMedia, cell_text
 from dist_wandb.cli.report.page import plain
 from dist_wandb.cli.report.thinning import Blame, Budget, Curve
-from dist_wandb.reading.stragglers import RANK
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.settings.reduction import BUSY, DEGRADED
 from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
 from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
+from dist_wandb.wandb_files.stragglers import RANK
 
 MOST_NAMES = 2000  # largest number of metrics that the page shows of one file
 _LONGEST_NAME = 200  # characters

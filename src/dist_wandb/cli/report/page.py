@@ -173,7 +173,7 @@ class Run:
     system: list[Chart]  # charts of the system metrics, over minutes
     heat: list[HeatMap]
     slowest: list[Slowest]  # the slowest rank of each timing metric, the most important metric first
-    findings: list[str]  # what `reading.stragglers.findings` says of the timings
+    findings: list[str]  # what `stragglers.findings` says of the timings
     images: list[Image]
     tables: list[Table]
     console: list[Console]  # console output of each process

@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from dist_wandb.cli.report.page import HeatMap, Slowest, shortened
-from dist_wandb.reading.stragglers import RANK
+from dist_wandb.wandb_files.stragglers import RANK
 
 Point = tuple[float, float]
 

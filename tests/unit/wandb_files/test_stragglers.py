@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from dist_wandb.reading.stragglers import EXCESS, RANK, Stragglers, Timing, findings
+from dist_wandb.wandb_files.stragglers import EXCESS, RANK, Stragglers, Timing, findings
 
 
 def named(ranks: int, rows: int, seed: int, noise: float, slow: dict[int, float]) -> list[int | None]:

@@ -18,9 +18,9 @@ from shared_runs import write_rank
 
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
-from dist_wandb.reading import runs as reading
-from dist_wandb.reading.selection import by_rank
+from dist_wandb.wandb_files import runs as reading
 from dist_wandb.wandb_files.reading import history_of, joined
+from dist_wandb.wandb_files.selection import by_rank
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 

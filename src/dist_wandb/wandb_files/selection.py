@@ -13,9 +13,9 @@ from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError, suggest
-from dist_wandb.reading.runs import LocalRun
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.reading import MetricHistory
+from dist_wandb.wandb_files.runs import LocalRun
 
 _CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[float, float], bool]]
