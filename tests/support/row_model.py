@@ -134,11 +134,11 @@ class Judge:
         return self._parts[key][min(self._parts[key])]
 
     def _home(self, call: Logged) -> Logged:
-        """Return the call in whose row this one's cells stand: the only one of its rank that shares cells with it."""
+        """Return the call in whose row this one's cells stand, without a step that of its rank's only such call."""
         lower = {id(one): one for key in call.values for one in [self._owner(key)] if one.rank < call.rank}
         homes = {id(home): home for one in lower.values() for home in [self._home(one)]}
         shared = [key for one in lower.values() for key in one.values if call.life in self._parts[key]]
-        is_partner = all(self._parts[key][call.life] is call for key in shared)
+        is_partner = call.step is not None or all(self._parts[key][call.life] is call for key in shared)
         return next(iter(homes.values())) if len(homes) == 1 and is_partner else call
 
     def check_flags(self) -> None:

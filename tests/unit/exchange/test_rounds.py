@@ -166,7 +166,7 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
 def test_broken_variants_are_found(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*BROKEN[variant])
     kinds = [*SAME_CALLS, "own names", "split", "late first call", "death", "late join"]
-    for seed, kind in itertools.product(range(12), kinds):
+    for seed, kind in itertools.product(range(40), kinds):
         if is_found(Job(kind, 2 + seed % 3, seed % 2 == 0, seed % 3 == 0, 20, seed)):
             return
     raise AssertionError("not found")
@@ -217,6 +217,18 @@ def test_an_extra_name_of_one_rank_joins_the_row_from_the_second_time_on() -> No
         unit.exchange()
         assert len(unit.rows) == (step + 1 if step else 0)  # the first row waits for the next call of rank 1
     assert shown(unit) == [(step, {"loss": 2.0, "throughput": 5.0}, 0, False) for step in range(4)]
+
+
+def test_what_a_higher_rank_adds_at_a_step_joins_the_row_although_it_comes_in_parts() -> None:
+    unit = Unit(3)
+    unit.log(0, {"loss": 1.0, "lr": 0.1}, 0)
+    for rank in (1, 2):
+        unit.log(rank, {"loss": 4.0}, 0)
+    unit.exchange()
+    for rank in (1, 2):
+        unit.log(rank, {"lr": 0.1, f"own_{rank}": 5.0}, 0)
+    unit.close()
+    assert shown(unit) == [(0, {"loss": 3.0, "lr": pytest.approx(0.1), "own_1": 5.0, "own_2": 5.0}, 0, False)]
 
 
 def test_the_axis_belongs_to_the_call() -> None:
