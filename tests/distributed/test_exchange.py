@@ -435,12 +435,14 @@ def test_names_that_change_with_each_step_are_reported_once(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 1 is late with each of them, because they are new."""
-    unit = ranks(2, kind=UnitExchange)
+    unit = ranks(2)
 
     def is_written(step: int, value: float) -> bool:
         return unit.last(f"step{step}/loss") == {step: value}
 
-    unit.log_all({"loss": 0.5}, 0)
+    unit.write_all({"loss": 0.5}, 0)
+    for exchange in unit.exchanges.values():
+        exchange.wait_for_new_names(0.5)
     for step in range(1, 5):
         unit.log(0, {f"step{step}/loss": 1.0}, step)
         eventually(functools.partial(is_written, step, 1.0))
@@ -685,15 +687,14 @@ def test_contributions_to_a_cancelled_round_are_sent_again(ranks: Callable[..., 
 
 def test_a_rank_with_a_busy_device_stays_in_the_exchange(ranks: Callable[..., Ranks]) -> None:
     """Its rows wait for the device, in their order; its thread does not."""
-    unit = ranks(2, limits=replace(QUICK, peer_timeout=1.5))
+    unit = ranks(2)
     unit.write_all({"loss": 0.0, "other": 1.0}, 0)
     stall = Stall()
     unit.log(1, {"loss": stall.number(asked=True)}, 1)
     unit.log(1, {"loss": 3.0}, 2)
     unit.log(0, {"other": 2.0}, 1)
-    time.sleep(2.5)
     before = unit.exchanges[0].rounds.table.round
-    eventually(lambda: unit.exchanges[0].rounds.table.round > before + 5)
+    eventually(lambda: unit.exchanges[0].rounds.table.round > before + 5, SOON)  # less than the timeout for ranks
     assert len(unit.exchanges[0].rounds.table.ranks.members) == 2
     assert not unit.exchanges[1].flush(0.3)
     stall.over.set()

@@ -63,7 +63,7 @@ def test_rows_lack_a_rank_that_left_before_its_numbers_were_received(
     unit.write_all(lambda rank: {"loss": float(rank)}, 0)
     stall = Stall()
     unit.log(0, {"loss": stall.number()}, 1)
-    time.sleep(0.3)
+    assert stall.begun.wait(SOON)
     unit.log(1, {"loss": 8.0}, 1)
     assert unit.exchanges[1].close(0.2) is False
     stall.over.set()
@@ -140,6 +140,7 @@ def test_ranks_that_wait_for_a_lost_rank_are_not_reported_as_silent(
     eventually(lambda: bool(unit.exchanges[1].rounds.table.open))  # rank 1 knows that rank 0 has contributed this
     stall = Stall()
     unit.log(2, {"loss": stall.number()}, 1)
+    assert stall.begun.wait(SOON)
     time.sleep(0.5)  # the others wait for it
     unit.log(1, {"loss": 6.0}, 1)
     eventually(lambda: 1 in unit.last("loss"))

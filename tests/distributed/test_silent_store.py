@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 from counting import CountedStore, Counts
 from limits import Limit
-from units import QUICK, Ranks, Stall, eventually, making
+from units import QUICK, SOON, Ranks, Stall, eventually, making
 from wire import Wire, wired_store
 
 from dist_wandb.errors import RendezvousError
@@ -29,7 +29,6 @@ from dist_wandb.job.model import Topology
 from dist_wandb.settings.options import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit
 
-SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts that must not be reached
 SHORT = replace(QUICK, join_timeout=2.0, peer_timeout=1.0, finish_timeout=1.0)
 
 

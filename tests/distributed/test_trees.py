@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torchmetrics
 from limits import Limit
-from units import HASTY, QUICK, Ranks, Row, eventually
+from units import HASTY, QUICK, SOON, Ranks, Row, eventually
 
 from dist_wandb import gathered
 from dist_wandb.exchange import transport
@@ -22,8 +22,6 @@ from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.transport import BrokenError, gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
-
-SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts for other ranks
 
 
 @pytest.fixture(params=[2, 3])

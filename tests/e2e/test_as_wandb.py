@@ -198,7 +198,7 @@ def test_init_while_a_run_is_open_returns_it_on_all_ranks(tmp_path: Path) -> Non
     assert sorted(finished.lines("REFUSED ")) == [f"REFUSED {rank} ConfigurationError ConfigError" for rank in (0, 1)]
     waited = {tuple(line.split()[1:3]): float(line.split()[3]) for line in finished.lines("HELPER ")}
     assert waited.keys() == {("fold-all", "0"), ("fold-all", "1"), ("fold-0", "0"), ("fold-1", "1")}
-    assert waited["fold-1", "1"] < 10
+    assert waited["fold-1", "1"] < 30  # a limit is a minute
     assert finished.output.count("no other rank has opened a session") == 2  # once for "alone", once for "beside"
 
 

@@ -158,7 +158,7 @@ def test_rows_are_on_disk_if_the_server_is_down_at_the_end(wandb_server: WandbSe
     assert outcome.exit_codes == (0, 0)
     second_half = re.findall(r"TRAINED \d in ([\d.]+) s", outcome.output)
     assert len(second_half) == 2
-    assert max(map(float, second_half)) < 10
+    assert max(map(float, second_half)) < 20  # W&B would ask for half a minute
     assert "did not accept all of the run exp" in outcome.output
     assert "upload it with: dist-wandb sync" in outcome.output
     assert outcome.on_disk == ALL

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from history import History
 from hosts import Hosts, hosts, ranks_on
-from processes import Finished, Job, clean_environment, started
+from processes import Finished, Job, clean_environment, started, wait_until
 from stored import ended_runs
 
 from dist_wandb.wandb_files.reading import read_history
@@ -29,10 +29,7 @@ MORE = 5.0  # seconds beyond those, on a busy machine
 
 def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
     """Cut off the second host after the first means, and wait for the first host to end; return the time of the cut."""
-    deadline = time.monotonic() + 60
-    while not all((directory / f"begun-{rank}").exists() for rank in range(4)):
-        assert time.monotonic() < deadline, "the ranks did not begin"
-        time.sleep(0.05)
+    wait_until(lambda: all((directory / f"begun-{rank}").exists() for rank in range(4)), 60)
     made.cut(1)
     cut = time.time()
     for rank in (0, 1):

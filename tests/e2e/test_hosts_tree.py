@@ -70,8 +70,8 @@ class Training:
         wait_until(lambda: any(members(row.get("who", 0)) == ranks for row in rows_in(run)), SOON)
 
     def end_soon(self, *on: int) -> int:
-        """Let the ranks of some hosts end in two seconds; return their last step, which none has reached yet."""
-        until = int((time.time() + 2 - self.began) / PACE)
+        """Let the ranks of some hosts end in five seconds; return their last step, which none has reached yet."""
+        until = int((time.time() + 5 - self.began) / PACE)
         for host in on:
             self.send(f"until-{host}", until)
         return until

@@ -1,4 +1,4 @@
-"""Lightning online: fit and test of one Trainer are one run, with each way of starting processes."""
+"""Lightning online: fit and test of one Trainer are one run if it starts processes. For ddp see test_real_runs.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ TESTED = [6.0]  # of 10 * rank + 1
 @pytest.mark.parametrize(
     ("strategy", "run_mode", "completions"),
     [
-        ("ddp", "shared", 1),
         ("ddp_spawn", "shared", 2),  # each stage has its own processes, which attach again
         ("ddp_fork", "auto", 1),
     ],

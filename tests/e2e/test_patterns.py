@@ -190,25 +190,6 @@ def test_gradients_averaged_by_hand_give_means_of_all_ranks(tmp_path: Path) -> N
     assert not found[0].is_flagged
 
 
-def test_an_elastic_job_continues_its_run(tmp_path: Path) -> None:
-    (command,) = torchrun(PATTERNS / "elastic.py", "--epochs", 3, "--fail-in", 0)
-    command.insert(command.index("--standalone"), "--max-restarts=1")
-    environment = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
-    run_id = check_continued(tmp_path, epochs=3)
-    assert finished.output.count(f"continues the run {run_id} of an earlier start") == 1
-
-
-def check_continued(directory: Path, epochs: int) -> str:
-    """Check that a job that failed after its first epoch has trained the others in the same run; return its id."""
-    first, second = ended_runs(directory, 2)
-    assert first.run_id == second.run_id
-    assert (first.exit_code, second.exit_code) == (1, 0)
-    assert list(history_of(first).last("loss")) == list(range(STEPS))
-    assert list(history_of(second).last("loss")) == list(range(STEPS, epochs * STEPS))
-    return first.run_id
-
-
 def test_a_requeued_slurm_job_continues_its_run(tmp_path: Path) -> None:
     """Stand-ins for SLURM's commands start a task on each of two nodes, with the variables that SLURM 22.05 sets."""
     tasks = SLURM["sbatch -N2 -n2 --ntasks-per-node=1: srun"]
@@ -240,7 +221,11 @@ def test_a_requeued_slurm_job_continues_its_run(tmp_path: Path) -> None:
     assert failed.exit_codes == (1,), failed.output
     assert failed.lines("SAW") == [f"SAW requeue {environment['SLURM_JOB_ID']}"]
     run_job(job, cwd=tmp_path, environment={**environment, "SLURM_RESTART_COUNT": "1"}).check()
-    check_continued(tmp_path, epochs=2)
+    first, second = ended_runs(tmp_path, 2)
+    assert first.run_id == second.run_id
+    assert (first.exit_code, second.exit_code) == (1, 0)
+    assert list(history_of(first).last("loss")) == list(range(STEPS))
+    assert list(history_of(second).last("loss")) == list(range(STEPS, 2 * STEPS))
 
 
 def test_a_notebook_starts_processes_and_reads_their_run(tmp_path: Path) -> None:

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 from history import (
-    AFTER_BREAK,
     BEHIND,
-    DEGRADED,
     MANY,
-    REJOINED,
     STEPS,
     History,
     at,
@@ -21,7 +18,6 @@ from history import (
     history,
 )
 from processes import Finished, clean_environment, run_job, torchrun
-from ranks import rank_commands
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -114,23 +110,6 @@ def test_consecutive_sessions_leave_no_resources_behind(plain: tuple[Path, Finis
         assert descriptors < 10, line
         assert threads < 5, line
         assert keys < 45, line
-
-
-def test_a_stopped_rank_is_lost_and_is_included_again_when_it_continues(tmp_path: Path) -> None:
-    commands = rank_commands(SCRIPTS / "promises_broken.py", tmp_path, world_size=3)
-    finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=240).check()
-    found = history(tmp_path / "runs")
-    assert found.last("ones") == at(range(REJOINED), 3)
-    assert found.flags("ones") == at(range(REJOINED), 0)
-    again = range(AFTER_BREAK, REJOINED)
-    assert {step: found.written("ones")[step] for step in again} == at(again, 1)
-    assert 1 in {row.get(DEGRADED, 0) for row in found.rows_with("ones")}  # it was missing meanwhile
-    assert finished.output.count("Lost rank 1 after") == 1
-    for row in found.rows:  # every row, also one that is corrected later, has both names of its call
-        assert {"ones", "mean"} <= row.keys(), row
-        assert row["mean"] == row["global_step"], row
-    contents = [(row["global_step"], row["ones"], row.get(DEGRADED, 0)) for row in found.rows]
-    assert len(set(contents)) == len(contents)
 
 
 def test_a_rank_that_sleeps_does_not_delay_others_and_its_rows_are_correct(plain: tuple[Path, Finished]) -> None:

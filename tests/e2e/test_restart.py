@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Job, clean_environment, run_job, started, torchrun
+from processes import Job, clean_environment, run_job, started, torchrun, wait_until
 from stored import find_runs, rows_in
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
@@ -34,7 +33,7 @@ def test_a_restart_by_torchrun_continues_the_same_run(
     command.insert(command.index("--standalone"), "--max-restarts=1")
     with started(command, cwd=tmp_path, environment=environment) as job:
         writers = RANKS if run_mode == "shared" else 1
-        wait_until(lambda: all_flushed(tmp_path), job)
+        wait_until(lambda: all_flushed(tmp_path), 60)
         wandb_server.wait_until(lambda: sum(len(run.rows) for run in wandb_server.runs.values()) == writers * KILLED_AT)
         assert len(list((tmp_path / NOTES).iterdir())) == 2
         (tmp_path / "go-on").touch()
@@ -52,8 +51,8 @@ def test_a_second_offline_start_continues_the_runs_of_all_ranks(tmp_path: Path) 
     environment = clean_environment(PYTHONPATH=str(SUPPORT), WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="1")
     command = torchrun(SCRIPT, tmp_path, "new", "auto", "")[0]
     with started(command, cwd=tmp_path, environment=environment) as job:
-        wait_until(lambda: all_flushed(tmp_path), job)
-        wait_until(lambda: [len(rows) for rows in stored(tmp_path).values()] == [KILLED_AT] * RANKS, job)
+        wait_until(lambda: all_flushed(tmp_path), 60)
+        wait_until(lambda: [len(rows) for rows in stored(tmp_path).values()] == [KILLED_AT] * RANKS, 60)
         (tmp_path / "go-on").touch()
         ended(job, exit_code=1)
     before = stored(tmp_path)
@@ -61,7 +60,7 @@ def test_a_second_offline_start_continues_the_runs_of_all_ranks(tmp_path: Path) 
         output = ended(job, exit_code=0)
     assert "resume='auto', by " in output
     after: dict[str, list[Any]] = {}
-    wait_until(lambda: sum(map(len, stored(tmp_path).values())) == RANKS * ROWS, job)
+    wait_until(lambda: sum(map(len, stored(tmp_path).values())) == RANKS * ROWS, 60)
     for path, rows in stored(tmp_path).items():
         after.setdefault(path.name, []).append([(row["global_step"], row["loss"]) for row in rows])
     assert after.keys() == {path.name for path in before}
@@ -80,15 +79,6 @@ def all_flushed(directory: Path) -> bool:
 def stored(directory: Path) -> dict[Path, Sequence[dict[str, Any]]]:
     """Return the rows on disk by file, in the order of ranks and starts."""
     return {path: rows_in(path) for path in find_runs(directory)}
-
-
-def wait_until(condition: Callable[[], bool], job: Job, *, within: float = 60) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        (process,) = job.processes
-        assert process.poll() in (None, 0), process.communicate()[0]
-        assert time.monotonic() < deadline, f"not within {within:g} s"
-        time.sleep(0.1)
 
 
 def ended(job: Job, *, exit_code: int) -> str:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from stored import find_runs, read_files, read_run
+from processes import run_job, started, wait_until
+from stored import ended_runs, find_runs, read_run, rows_in
 
-from dist_wandb.wandb_files.reading import StoredRun, read_history
+from dist_wandb.wandb_files.reading import read_history
 
 PRELUDE = """
 import sys, wandb
@@ -39,34 +35,13 @@ time.sleep(600)
 """
 
 
-def script(code: str, directory: Path) -> subprocess.Popen[bytes]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    return subprocess.Popen([sys.executable, "-c", PRELUDE + code, str(directory)], env=environment)
-
-
-def poll(directory: Path, run_id: str, until: Callable[[StoredRun], bool], seconds: float = 60) -> StoredRun:
-    """Read a run until it has the expected content: wandb writes in the background."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        runs, _ = read_files(find_runs(directory))
-        for run in runs:
-            if run.run_id == run_id and until(run):
-                return run
-        time.sleep(0.1)
-    pytest.fail(f"run {run_id} did not come to hold what it must within {seconds} s")
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    process = script(ENDLESS, tmp_path)
-    yield process, tmp_path
-    process.kill()
-    process.wait()
+def command(code: str, directory: Path) -> list[str | Path]:
+    return [sys.executable, "-c", PRELUDE + code, directory]
 
 
 def test_a_finished_run_and_its_history_are_read_completely(tmp_path: Path) -> None:
-    assert script(ENDING, tmp_path).wait(timeout=120) == 0
-    run = poll(tmp_path, "good", lambda run: run.exit_code is not None)
+    run_job(command(ENDING, tmp_path), cwd=tmp_path, timeout=120).check()
+    (run,) = ended_runs(tmp_path, 1)
     assert (run.run_id, run.name, run.project, run.group, run.job_type, run.tags) == (
         "good",
         "renamed",
@@ -90,13 +65,13 @@ def test_a_finished_run_and_its_history_are_read_completely(tmp_path: Path) -> N
     assert math.isnan(rows[1]["odd"])
 
 
-def test_a_killed_run_is_unfinished_before_and_after(
-    running: tuple[subprocess.Popen[bytes], Path],
-) -> None:
-    process, directory = running
-    before = poll(directory, "killed", lambda run: run.rows == 50)
-    process.kill()
-    process.wait()
-    after = read_run(before.path)
+def test_a_killed_run_is_unfinished_before_and_after(tmp_path: Path) -> None:
+    with started(command(ENDLESS, tmp_path), cwd=tmp_path) as job:
+        wait_until(lambda: [len(rows_in(path)) for path in find_runs(tmp_path)] == [50], 60)
+        (path,) = find_runs(tmp_path)
+        before = read_run(path)
+        job.kill()
+        job.wait(60)
+        after = read_run(path)
     assert (before.state, after.state) == ("unfinished", "unfinished")
     assert (after.rows, after.exit_code, after.metrics["loss"].last) == (50, None, 49)

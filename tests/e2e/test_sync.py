@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -259,18 +258,21 @@ def test_rows_that_may_have_arrived_are_not_sent_again(plain: Path, wandb_server
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_an_interrupt_waits_for_the_answer_to_rows_that_were_sent(
-    plain: Path, wandb_server: WandbServer, answers: bool
+    plain: Path, tmp_path: Path, wandb_server: WandbServer, answers: bool
 ) -> None:
-    fault = wandb_server.fail("file_stream", delay=3 if answers else 60, count=1, only=has_rows)
-    with started(sync_command(plain), cwd=plain, environment=sync_environment(wandb_server, plain)) as job:
+    waits = re.compile(r"exp: Waiting up to 10 s for the server's answer about \d rows that were sent")
+    log, environment = tmp_path / "output.txt", sync_environment(wandb_server, plain)
+    fault = wandb_server.fail("file_stream", delay=TIMEOUT, count=1, only=has_rows)
+    with started(sync_command(plain), cwd=plain, environment=environment, output=log) as job:
         wait_until(lambda: fault.hits == 1, within=TIMEOUT)
         job.processes[0].send_signal(signal.SIGINT)
-        if not answers:
-            time.sleep(1)
+        wait_until(lambda: bool(waits.search(log.read_text())), within=TIMEOUT)
+        if answers:
+            fault.stop()
+        else:
             job.processes[0].send_signal(signal.SIGINT)
-        output, _ = job.processes[0].communicate(timeout=TIMEOUT)
-    assert job.processes[0].returncode == 130
-    assert re.search(r"exp: Waiting up to 10 s for the server's answer about \d rows that were sent", output)
+        assert job.processes[0].wait(TIMEOUT) == 130
+    output = log.read_text()
     assert ("but the server has not confirmed them. Look at the run" in output) is not answers
     assert sync(wandb_server, plain).exit_codes == ((0,) if answers else (1,))
     if answers:

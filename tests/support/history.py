@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stored import ended_runs
-from whole_rows import differences
 
 from dist_wandb.wandb_files.reading import StoredRun, read_history
 
@@ -17,7 +16,6 @@ DEGRADED = "dist_wandb/degraded"
 STEPS = 12  # rows of an ordinary scenario, in scripts and tests
 MANY = 3_000
 BEHIND, LAG = 30, 0.15  # rows of scenarios in which a rank is behind now and then, and by how many seconds
-FLUSHED, BREAK, AFTER_BREAK, REJOINED = 10, 15, 40, 60  # steps at which a rank stops, and at which it is back
 
 
 @dataclass(frozen=True)
@@ -97,3 +95,46 @@ def rank_of(run: StoredRun) -> int:
 def at(steps: Iterable[int], value: float) -> dict[int, float]:
     """Return the same value for all steps."""
     return dict.fromkeys(steps, value)
+
+
+def differences(
+    rows: Iterable[Mapping[str, Any]],
+    calls: Iterable[dict[str, Any]],
+    *,
+    x: str = "global_step",
+    axis: str = "",
+    joins: bool = False,
+) -> list[str]:
+    """Return what differs between the rows of a run and those of its calls; W&B's own values are left out.
+
+    Args:
+        rows: The rows of the run.
+        calls: The row of each call, with its place: once, unless calls make the same row.
+        x: Name of the x axis.
+        axis: Name of the user's x axis; empty for none.
+        joins: Whether several calls at one place, of the same step, may be one row.
+    """
+    waiting: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for call in calls:
+        waiting[call[x]].append(call)
+    differing = []
+    for written in rows:
+        row = {name: value for name, value in written.items() if not name.startswith("_")}
+        here = waiting[row.get(x)]
+        parts = [row] if row in here else _parts(row, here, {x, axis}) if joins else []
+        for part in parts:
+            here.remove(part)
+        if not parts:
+            differing.append(f"no row of a call, or of more than one: {row}")
+    return differing + [f"not in the run: {call}" for left in waiting.values() for call in left]
+
+
+def _parts(row: dict[str, Any], calls: Iterable[dict[str, Any]], axes: set[str]) -> list[dict[str, Any]]:
+    """Return the calls of which a row consists; none if it has values of others, or only a part of one."""
+    rest, parts = {name for name in row if name not in axes}, []
+    for call in calls:
+        names = call.keys() - axes
+        if names <= rest and call.items() <= row.items():
+            rest -= names
+            parts.append(call)
+    return [] if rest else parts

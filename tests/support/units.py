@@ -78,6 +78,10 @@ class UnitExchange(CollectiveExchange):
         """Change how long rows wait for other ranks."""
         self._worker.pacer.patience = seconds
 
+    def wait_for_new_names(self, seconds: float) -> None:
+        """Change how long new names wait for other ranks."""
+        self._worker.pacer.new_name_patience = seconds
+
     def die(self, *, notice: bool = True) -> None:
         """End as a killed process does: without a last round, and with lost connections."""
         if not notice:  # nor does it publish that it is gone
@@ -207,6 +211,7 @@ class Stall:
     """Blocks the thread of a rank, as a stopped process would, by a number that does not arrive on the host."""
 
     def __init__(self) -> None:
+        self.begun = threading.Event()
         self.over = threading.Event()
 
     def number(self, *, asked: bool = False) -> Later:
@@ -219,6 +224,7 @@ class Stall:
         return Later(copy, 0)
 
     def _wait(self) -> list[float]:
+        self.begun.set()
         self.over.wait(60)
         return [0.0]
 

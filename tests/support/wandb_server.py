@@ -18,6 +18,7 @@ import gzip
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -85,7 +86,7 @@ class Fault:
         count: Number of affected requests; `None` for all until the fault is stopped.
         status: HTTP status of the response; `None` lets requests pass, unless `drop` is set.
         drop: Whether the connection is closed without a response.
-        delay: Seconds to wait first.
+        delay: Seconds to wait first, or until it is stopped.
         processed: Whether the server records the requests anyway, so that only the response is lost.
         only: Selects the affected requests; `None` for all of the scope.
         message: The error in the response.
@@ -263,7 +264,10 @@ class WandbServer:
             if fault is not None:
                 fault.hits += 1
         if fault is not None and fault.delay:
-            is_over.wait(fault.delay)
+            deadline = time.monotonic() + fault.delay
+            while time.monotonic() < deadline and not fault.stopped:
+                if is_over.wait(0.05):
+                    break
         with self._changed:
             answer = Answer(None) if is_over.is_set() else self._faulty_answer(request, fault)
             self._answered.append((request, answer.status))

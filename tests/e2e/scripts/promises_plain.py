@@ -75,14 +75,14 @@ def backwards(run: Session, rank: int) -> None:
         run.log({"epoch": epoch}, step=epoch)
 
 
-@scenario(limits=dist_wandb.Limits(peer_timeout=60, heartbeat=0.3))
+@scenario(limits=dist_wandb.Limits(peer_timeout=60, heartbeat=1.0))
 def sleeper(run: Session, rank: int) -> None:
     """Rank 1 sleeps for many heartbeats, but less than any limit, and until rank 0 has logged all its rows."""
     run.log({"loss": float(rank)}, step=0)
     assert run.flush(timeout=20)
     dist.barrier()
     if rank == 1:
-        time.sleep(3.0)
+        time.sleep(6.0)
         wait_until(THROUGH.exists, within=30, what="the end of rank 0's loop")
     for step in range(1, STEPS):
         run.log({"loss": 2.0 * step + rank, f"own_{rank}": 1.0}, step=step)
