@@ -20,6 +20,7 @@ from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import Later
+from dist_wandb.runs import writer
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.options import Limits
@@ -267,10 +268,10 @@ def test_an_error_in_one_row_affects_only_that_row(make: Callable[..., Own], cap
 # --- signal handlers --------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_handler_does_not_tear_the_row_in_progress(make: Callable[..., Own]) -> None:
+def test_a_signal_handler_does_not_tear_the_row_in_progress(make: Callable[..., Own], limit: Limit) -> None:
     """Its row is written by the thread, which waits until the interrupted thread has written its own."""
+    limit(writer, _LONGEST_TURN=20.0)
     own = make(at_once=True)
-
     logged: list[tuple[dict[str, Any], bool | None]] = []
     during = [lambda: signal.raise_signal(signal.SIGUSR1)]
 
