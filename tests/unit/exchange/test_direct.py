@@ -196,18 +196,6 @@ def test_close_keeps_its_limit_and_reports_lost_rows(
     assert "2 rows of rank 0 are lost" in caplog.text
 
 
-def test_rows_held_back_for_other_writers_are_written_later(make: Callable[..., Own]) -> None:
-    are_there = threading.Event()
-    own = make(at_once=False, has_all_writers=are_there.is_set)
-    for step in range(3):
-        own.log(step)
-    assert not own.exchange.flush(0.05)
-    assert own.steps == []
-    are_there.set()
-    assert own.exchange.flush()
-    assert own.steps == [0, 1, 2]
-
-
 @pytest.mark.parametrize("end", ["close", "failed", "leave", "detach", "join_timeout", "max_pending_rows"])
 def test_waiting_for_other_writers_is_bounded(make: Callable[..., Own], end: str) -> None:
     limits = {"join_timeout": 0.05} if end == "join_timeout" else {"join_timeout": 60.0}
