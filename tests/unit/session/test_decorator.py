@@ -340,14 +340,6 @@ def test_precedence_is_argument_decorator_environment_default(monkeypatch: Monke
     assert options_of_all_integrations() == [("auto", "worker")] * 3
 
 
-@pytest.mark.usefixtures("fake_wandb")
-@pytest.mark.parametrize("variable", ["DIST_WANDB_RUN_MODE", "DIST_WANDB_RANK_SCOPE"])
-def test_error_about_an_unknown_environment_value_names_the_variable(monkeypatch: MonkeyPatch, variable: str) -> None:
-    monkeypatch.setenv(variable, "share")
-    with pytest.raises(ConfigurationError, match=f"variable {variable} is not valid: .*='share' is unknown"):
-        dist_wandb.init()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
