@@ -106,13 +106,17 @@ def test_an_unknown_option_shows_the_usage_of_its_command(capsys: Capture) -> No
 
 @pytest.mark.slow
 def test_a_terminal_is_told_of_work_that_takes_more_than_a_second() -> None:
-    code = "import time; from dist_wandb.cli.command import working\nwith working('reading'): time.sleep(1.5)"
+    code = "from dist_wandb.cli.command import working\nwith working('reading'): {}"
+    command = [sys.executable, "-c", code.format("input()")]
     ours, theirs = os.openpty()
-    subprocess.run(
-        [sys.executable, "-c", code], stderr=theirs, env={**os.environ, "TERM": "xterm"}, timeout=120, check=True
-    )
-    assert b"reading ..." in os.read(ours, 1000)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=True)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"}) as told:
+        shown = b""
+        while b"reading ..." not in shown:
+            shown += os.read(ours, 1000)
+        told.communicate(b"\n", timeout=120)
+    assert told.returncode == 0
+    command = [sys.executable, "-c", code.format("__import__('time').sleep(1.5)")]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
     assert done.stdout == done.stderr == b""
 
 

@@ -221,7 +221,7 @@ def test_server_that_accepts_the_key_is_reported(set_variables: Any, wandb_serve
         ({"status": 401}, "authentication failed: run `wandb login` or set WANDB_API_KEY"),
         ({"status": 500}, "it answers with 500"),
         ({"drop": True}, "Remote end closed connection"),
-        ({"delay": 3.0}, "timed out"),
+        ({"delay": 60.0}, "timed out"),
     ],
 )
 def test_server_that_refuses_is_reported(

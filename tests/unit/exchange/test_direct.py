@@ -20,6 +20,7 @@ from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import Later
+from dist_wandb.runs import writer
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.options import Limits
@@ -195,18 +196,6 @@ def test_close_keeps_its_limit_and_reports_lost_rows(
     assert "2 rows of rank 0 are lost" in caplog.text
 
 
-def test_rows_held_back_for_other_writers_are_written_later(make: Callable[..., Own]) -> None:
-    are_there = threading.Event()
-    own = make(at_once=False, has_all_writers=are_there.is_set)
-    for step in range(3):
-        own.log(step)
-    assert not own.exchange.flush(0.05)
-    assert own.steps == []
-    are_there.set()
-    assert own.exchange.flush()
-    assert own.steps == [0, 1, 2]
-
-
 @pytest.mark.parametrize("end", ["close", "failed", "leave", "detach", "join_timeout", "max_pending_rows"])
 def test_waiting_for_other_writers_is_bounded(make: Callable[..., Own], end: str) -> None:
     limits = {"join_timeout": 0.05} if end == "join_timeout" else {"join_timeout": 60.0}
@@ -267,10 +256,10 @@ def test_an_error_in_one_row_affects_only_that_row(make: Callable[..., Own], cap
 # --- signal handlers --------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_handler_does_not_tear_the_row_in_progress(make: Callable[..., Own]) -> None:
+def test_a_signal_handler_does_not_tear_the_row_in_progress(make: Callable[..., Own], limit: Limit) -> None:
     """Its row is written by the thread, which waits until the interrupted thread has written its own."""
+    limit(writer, _LONGEST_TURN=20.0)
     own = make(at_once=True)
-
     logged: list[tuple[dict[str, Any], bool | None]] = []
     during = [lambda: signal.raise_signal(signal.SIGUSR1)]
 

@@ -440,7 +440,7 @@ def test_a_closed_group_is_destroyed_after_its_collectives_end() -> None:
     """One of three members dies: gloo's thread then spins on a message of another member to the failed collective."""
     store, is_over = dist.HashStore(), threading.Event()
     with ThreadPoolExecutor(3) as pool:
-        groups = list(pool.map(lambda rank: GlooGroup(store, rank, 3, 2.0, is_over.is_set), range(3)))
+        groups = list(pool.map(lambda rank: GlooGroup(store, rank, 3, 5.0, is_over.is_set), range(3)))
     before = threads_of_gloo()
     is_over.set()
     first, *others = groups

@@ -34,17 +34,6 @@ def test_the_weighted_mean_of_a_constant_is_exact() -> None:
     assert total((0.1, 3.0), (0.1, 2.0), (0.1, 0.7)).reduced("mean") == 0.1
 
 
-@pytest.mark.parametrize("reduction", ["mean", "min", "max"])
-def test_equal_integers_stay_integers(reduction: str) -> None:
-    value = total(7, 7, 7).reduced(reduction)
-    assert (value, type(value)) == (7, int)
-
-
-def test_a_sum_of_integers_is_an_integer() -> None:
-    assert isinstance(total(2, 3).reduced("sum"), int)
-    assert isinstance(total(2, 3.0).reduced("sum"), float)
-
-
 @pytest.mark.parametrize("value", [LARGEST_EXACT_INTEGER, -LARGEST_EXACT_INTEGER, LARGEST_EXACT_INTEGER - 1])
 def test_integers_are_exact_up_to_2_to_the_53(value: int) -> None:
     assert total(value, value).reduced("mean") == value

@@ -445,8 +445,9 @@ def test_values_of_one_step_are_one_row_with_the_number_of_missing_ranks() -> No
 
 def test_a_row_left_open_is_ended_after_some_time() -> None:
     unit = Unit(1)
+    before = time.monotonic()
     unit.ranks[0].writing.write([finished({"a": 1.0})])
-    unit.ranks[0].writing.end_row(time.monotonic())
+    unit.ranks[0].writing.end_row(before)
     assert unit.rows == []
     unit.ranks[0].writing.end_row(time.monotonic() + 5.0)
     assert unit.rows == [{"a": 1.0, "global_step": 0}]

@@ -275,8 +275,20 @@ def test_a_rank_that_does_not_publish_its_node_is_named(at: At, my_node: threadi
         learn_layout(at(0, timeout=SHORT), rank(0), needed=True)
 
 
+def publishing_together(number: int) -> Callable[[RankValues, Any], bool]:
+    """Return what publishes a node, and returns once so many ranks have done so."""
+    publish, all_there = RankValues.publish, threading.Barrier(number, timeout=PATIENCE)
+
+    def publish_and_gather(self: RankValues, value: Any) -> bool:
+        is_last = publish(self, value)
+        all_there.wait()
+        return is_last
+
+    return publish_and_gather
+
+
 def test_one_rank_reports_the_missing_ranks_to_all(
-    at: At, on_ranks: OnRanks, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+    at: At, on_ranks: OnRanks, my_node: threading.local, limit: Limit
 ) -> None:
     """Ranks 8 to 15, a node, do not arrive. Only one rank reads the list of the others."""
     reads: list[int] = []
@@ -293,8 +305,9 @@ def test_one_rank_reports_the_missing_ranks_to_all(
             learn_layout(at(here, 24, timeout=0.3), rank(here, 24), needed=True)
         return str(missed.value)
 
-    monkeypatch.setattr(RankValues, "read", read_and_note)
-    messages = on_ranks(16, learn)
+    limit(job_identity, _TERM=PATIENCE)
+    with patch.multiple(RankValues, publish=publishing_together(16), read=read_and_note):
+        messages = on_ranks(16, learn)
     assert all("waited 0.3 s for the 'node' of ranks 8-15 of 24, without which" in message for message in messages)
     assert len(set(reads)) == 1
 
@@ -342,6 +355,7 @@ def test_another_rank_publishes_the_layout_if_the_last_one_dies(
         my_node.node = "ab"[index]
         return learn_layout(at(1 + index, 3, timeout=SHORT), rank(1 + index, 3), needed=True)
 
-    learnt = on_ranks(2, learn)
+    with patch.object(RankValues, "publish", publishing_together(2)):
+        learnt = on_ranks(2, learn)
     assert learnt == [rank(number, 3).with_layout(["a", "a", "b"]) for number in (1, 2)]
     assert at(0, 3).try_get("layout") == [[0, 2, 1], [1, 1, 1]]

@@ -113,7 +113,8 @@ def test_finished_sessions_are_recorded_in_one_key(host: dist.TCPStore, session:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
-def test_reading_a_key_neither_sets_it_nor_waits_for_it(host: dist.TCPStore, tmp_path: Path, kind: str) -> None:
+def test_keys_and_lists_work_with_each_kind_of_store(host: dist.TCPStore, tmp_path: Path, kind: str) -> None:
+    """Reading a key neither sets it nor waits for it."""
     stores = {"tcp": lambda: host, "hash": dist.HashStore, "file": lambda: dist.FileStore(str(tmp_path / "store"), 1)}
     job_store = job_store_of(stores[kind](), 0, 1)  # type: ignore[no-untyped-call]
     assert job_store.try_get("key") is None
@@ -122,3 +123,6 @@ def test_reading_a_key_neither_sets_it_nor_waits_for_it(host: dist.TCPStore, tmp
     assert job_store.try_get("key") == {"a": 1}
     job_store.delete(["key"])
     assert job_store.try_get("key") is None
+    appending, reading = SharedList(job_store, "list"), SharedList(job_store, "list")
+    assert [appending.append([value]) for value in range(9)] == list(range(1, 10))
+    assert (reading.count(), reading.read_new(), reading.read_new()) == (9, [[value] for value in range(9)], [])

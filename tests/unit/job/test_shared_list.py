@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,19 +94,6 @@ def test_only_the_rank_that_sets_the_last_value_finds_the_list_complete(
     other = SharedList(keys_of(0), "other")
     assert [other.append_one_of(value, 3) for value in "abc"] == [False, False, True]
     assert other.read_new() == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
-def test_lists_work_with_each_kind_of_store(kind: str, tmp_path: Path) -> None:
-    stores = {
-        "tcp": lambda: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
-        "hash": dist.HashStore,
-        "file": lambda: dist.FileStore(str(tmp_path / "store"), 1),
-    }
-    keys = JobStore(stores[kind](), "test", Topology(0, 0, 0, 2, 2, 1), 30.0)  # type: ignore[no-untyped-call]
-    appending, reading = SharedList(keys, "list"), SharedList(keys, "list")
-    assert [appending.append([value]) for value in range(9)] == list(range(1, 10))
-    assert (reading.count(), reading.read_new(), reading.read_new()) == (9, [[value] for value in range(9)], [])
 
 
 def test_news_soon_returns_nothing_if_the_store_does_not_answer(

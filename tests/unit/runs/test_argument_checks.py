@@ -75,12 +75,6 @@ if TYPE_CHECKING:  # for mypy, which reports an ignore without an error: the fir
     dist_wandb.DistWandbLogger("x", project="digits", group="night", entity="us", job_type="train")
 
 
-def test_wandbs_own_shared_mode_is_refused_and_ours_suggested() -> None:
-    with pytest.raises(ConfigurationError, match=re.escape("the integration was given mode='shared'")) as refused:
-        check_init_arguments({"mode": "shared"}, "the integration")
-    assert "Pass run_mode='shared'" in str(refused.value)
-
-
 @pytest.mark.parametrize("character", FORBIDDEN)
 def test_a_forbidden_character_is_named_and_an_id_without_it_proposed(character: str) -> None:
     with pytest.raises(ConfigurationError) as refused:

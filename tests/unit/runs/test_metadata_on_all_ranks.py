@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch.distributed as dist
 import wandb
 from config_jobs import begin_to_open
+from units import eventually
 
 from dist_wandb.job.model import Topology
 from dist_wandb.lightning.session_holder import GIVE_BACK
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
 NODES = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
 LIMITS = Limits(join_timeout=0.3, finish_timeout=0.3, heartbeat=0.05)
-
-
-def until(condition: Callable[[], bool], within: float = 10.0) -> bool:
-    deadline = time.monotonic() + within
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def alone(rank: int, **limits: Any) -> Session:
@@ -60,7 +53,7 @@ def test_changes_by_the_primary_appear_within_a_heartbeat(job: Job, fake_wandb: 
     _, second = job(TWO, lambda _: {"name": "night"})
     assert second.run.name == "night"
     fake_wandb.runs[0].name = "day"
-    assert until(lambda: second.run.name == "day")
+    eventually(lambda: second.run.name == "day")
 
 
 def test_every_unit_receives_the_metadata_of_its_own_run(job: Job) -> None:
@@ -75,7 +68,7 @@ def test_metadata_have_the_same_types_as_on_the_rank_with_the_run(job: Job, fake
     fake_wandb.runs[0].start_time = 1.5  # type: ignore[attr-defined]
     fake_wandb.runs[0].notes = object()  # type: ignore[attr-defined]  # cannot be published
     first.config["lr"] = 0.1
-    assert until(lambda: second.run.start_time == 1.5)
+    eventually(lambda: second.run.start_time == 1.5)
     run: Any = second.run
     assert run.tags == ("a", "b")
     assert not run.notes.deeper()
@@ -97,7 +90,7 @@ def test_the_first_read_waits_for_the_primary_until_the_timeout(
             assert not getattr(second.run, name)
     assert 0.2 < time.monotonic() - began < 20
     first = alone(0)
-    assert until(lambda: second.run.id == fake_wandb.runs[0].id)
+    eventually(lambda: second.run.id == fake_wandb.runs[0].id)
     assert second.run.url == first.url
 
 
@@ -124,7 +117,7 @@ def test_a_copy_keeps_the_metadata_known_at_its_time(job: Job, fake_wandb: FakeW
     _, second = job(TWO, lambda _: {"name": "night", "config": {"lr": 0.1}})
     twin = twin_of(second.run)
     fake_wandb.runs[0].name = "day"
-    assert until(lambda: second.run.name == "day")
+    eventually(lambda: second.run.name == "day")
     assert isinstance(twin, NullRun)
     assert (twin.name, twin.id, twin.offline) == ("night", fake_wandb.runs[0].id, False)
     assert twin.config["lr"] == 0.1

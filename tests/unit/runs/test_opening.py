@@ -304,17 +304,6 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
     assert fake_wandb.runs[1].rows == [{"rank-1/loss": 1.5, "global_step": 0}]
 
 
-@pytest.mark.parametrize("limit", [{"join_timeout": 0.1}, {"max_pending_rows": 3}])
-def test_the_wait_of_rows_for_all_writers_times_out(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
-    assert store is not None
-    options = Options("shared", reduce=None, limits=Limits(**{"join_timeout": 60.0, "finish_timeout": 0.2, **limit}))
-    first = attached(options, {"id": "exp"}, TWO[0])
-    for step in range(4):
-        first.log({"loss": 0.5}, step=step)
-    assert first.flush(20)
-    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
-
-
 # --- under a sweep's agent --------------------------------------------------------------------------------------------
 
 TWO_NODES = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]

@@ -81,13 +81,14 @@ def test_all_names_of_wandbs_modes_are_understood(mode: str, expected: str, monk
     assert requested.mode({}) == expected
 
 
-@pytest.mark.parametrize("settings", [{"mode": "offline"}, wandb.Settings(mode="offline")], ids=["dict", "Settings"])
+@pytest.mark.parametrize("kind", [dict, wandb.Settings])
 def test_the_mode_in_settings_ranks_between_argument_and_environment(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
+    kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert requested.mode({"settings": settings}) == "offline"
-    assert requested.mode({"settings": settings, "mode": "online"}) == "online"
+    assert requested.mode({"settings": kind(mode="offline")}) == "offline"
+    assert requested.mode({"settings": kind(mode="offline"), "mode": "online"}) == "online"
+    assert requested.mode({"settings": kind(entity="team")}) == "disabled"
 
 
 @pytest.mark.parametrize(
@@ -128,9 +129,3 @@ def test_errors_about_given_settings_do_not_repeat_their_values(upload_timeout: 
     with pytest.raises(ConfigurationError, match=r"W&B refuses its settings: base_url: .*Correct them") as caught:
         open_offline(upload_timeout, settings={"base_url": BAD_ADDRESS})
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
-
-
-@pytest.mark.parametrize("settings", [{"entity": "team"}, wandb.Settings(entity="team")], ids=["dict", "Settings"])
-def test_settings_without_a_mode_leave_it_to_the_environment(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert requested.mode({"settings": settings}) == "offline"

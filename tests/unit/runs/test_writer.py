@@ -12,7 +12,6 @@ from opened_runs import FIRST, SECOND, opened
 
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import writer
-from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
 
@@ -138,10 +137,6 @@ def test_a_thread_waits_for_another_only_for_a_limited_time(limit: Limit) -> Non
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_rank_without_a_run_writes_nothing() -> None:
-    RunWriter(NullRun(), plan_of(SECOND, "auto"), "global_step").write({"loss": 0.5}, 7)
 
 
 def test_every_writer_defines_the_same_x_axis(fake_wandb: FakeWandb) -> None:

@@ -136,6 +136,7 @@ def test_sigterm_ends_runs_before_the_process_and_a_second_one_does_not_disturb_
     catching_sigterm(end_slowly)
     with instead_of_a_kill(kill):
         signal.raise_signal(signal.SIGTERM)
+        assert kill.done.wait(20)  # the main thread goes on before that if the end of the runs takes a second
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert kill.seen == [[(143, True)]]
 
@@ -157,34 +158,40 @@ def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(code
     assert kill.seen == [[(143, True)]]
 
 
-def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(codes: Codes) -> None:
+def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(codes: Codes, limit: Limit) -> None:
     """The main thread is interrupted again while the thread that ends the run is in `finishing`."""
-    kill = Kill(codes)
+    kill, goes_on = Kill(codes), threading.Event()
 
     def end_slowly(code: int, failed: bool) -> None:
         with end.finishing():
-            time.sleep(1.5)  # longer than the main thread waits at a time
+            assert goes_on.wait(20)
             codes.note(code, failed)
 
+    limit(registry, _AT_A_TIME=0.1)
     end = catching_sigterm(end_slowly)
     with instead_of_a_kill(kill) as exits:
         signal.raise_signal(signal.SIGTERM)
+        limit(registry, _AT_A_TIME=20.0)  # in which a busy machine lets the main thread handle the signal
+        goes_on.set()
         assert kill.done.wait(20)
     assert kill.seen == [[(143, True)]]
     assert exits == []
 
 
 def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(codes: Codes, limit: Limit) -> None:
-    kill = Kill(codes)
+    kill, goes_on = Kill(codes), threading.Event()
 
     def end_slowly(code: int, failed: bool) -> None:
+        assert goes_on.wait(20)
         time.sleep(0.3)
         codes.note(code, failed)
 
-    limit(registry, _AT_A_TIME=0.1, _MOMENT=1000.0)
+    limit(registry, _AT_A_TIME=0.1)
     catching_sigterm(end_slowly)
     with instead_of_a_kill(kill):
-        signal.raise_signal(signal.SIGTERM)
+        with mock.patch.object(threading.Timer, "start"):  # the main thread is not interrupted again
+            signal.raise_signal(signal.SIGTERM)
+        goes_on.set()
         _AT_EXIT[0]()
     assert kill.seen == [[(143, True)]]
 

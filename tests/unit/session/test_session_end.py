@@ -37,13 +37,12 @@ def test_a_closed_stderr_affects_no_run(fake_wandb: FakeWandb) -> None:
 
 
 def test_a_session_that_cannot_be_ended_does_not_keep_others_from_it(
-    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sessions = job(TWO, lambda _: {"mode": "offline"}, run_mode="shared", limits={"finish_timeout": 0.5})
+    sessions = job(TWO, lambda _: {"mode": "offline"}, run_mode="shared")
     for run in fake_wandb.runs:
         run.dir = None  # type: ignore[assignment]
-    for session in sessions:
-        session.end_with_process(0, failed=False)
+    on_ranks(2, lambda rank: sessions[rank].end_with_process(0, failed=False))
     assert caplog.text.count("dist_wandb: the run of rank 0 could not be ended") == 1
     assert [run.exit_codes for run in fake_wandb.runs] == [[0], [0]]
 

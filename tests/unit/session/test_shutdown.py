@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from limits import Limit
 from units import eventually
 
+from dist_wandb.exchange import interface
 from dist_wandb.job.model import Topology
 from dist_wandb.wandb_files.debug_log import log_of
 
@@ -67,10 +69,12 @@ def test_a_failure_before_another_rank_writes_the_run_fails_it(job: Job, fake_wa
     assert [run.exit_codes for run in fake_wandb.runs] == [[7]]
 
 
-def test_a_rank_that_fails_before_it_is_certain_that_it_writes_the_run_does(job: Job, fake_wandb: FakeWandb) -> None:
-    second, _ = job(THREE[1:], reduce=None, limits={"heartbeat": 2.0})  # for so long a failed rank waits
+def test_a_rank_that_fails_before_it_is_certain_that_it_writes_the_run_does(
+    job: Job, fake_wandb: FakeWandb, limit: Limit
+) -> None:
+    limit(interface, _LONGEST_GRACE=20.0)
+    second, _ = job(THREE[1:], reduce=None, limits={"heartbeat": 20.0})  # for so long a failed rank waits at most
     second.log({"loss": 1.0}, step=0)
-    time.sleep(2.0)  # in which rank 0 may come
     second.finish(3)
     (run,) = fake_wandb.runs
     assert ([row["loss"] for row in run.rows], run.exit_codes) == ([1.0], [3])
@@ -79,9 +83,17 @@ def test_a_rank_that_fails_before_it_is_certain_that_it_writes_the_run_does(job:
 def test_rows_that_could_not_wait_for_the_rank_that_writes_fail_the_run(
     job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (second, _) = job(THREE[1:], reduce=None, limits={"join_timeout": 1.0, "max_pending_rows": 2})
+    are_logged, init = threading.Event(), fake_wandb.init
+
+    def open_later(**arguments: Any) -> Any:
+        assert are_logged.wait(20)
+        return init(**arguments)
+
+    fake_wandb.init = open_later  # type: ignore[method-assign]
+    (second,) = job(THREE[1:2], reduce=None, limits={"join_timeout": 1.0, "max_pending_rows": 2})
     for step in range(5):
         second.log({"loss": 1.0}, step=step)
+    are_logged.set()
     eventually(lambda: second.run)
     assert not second.flush()
     second.finish()

@@ -34,8 +34,7 @@ def running(target: Any) -> Iterator[tuple[int, int]]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    while not found:
-        time.sleep(0.01)
+    wait_until(lambda: bool(found) and evidence.stack_of(found[0][0])[-1].function != "run", 20)
     time.sleep(0.2)
     yield found[0]
     thread.join()
@@ -72,15 +71,16 @@ def test_a_thread_waits_computes_or_wakes_up_again_and_again() -> None:
         while not stop.is_set():
             time.sleep(0.05)
 
-    found: dict[str, str] = {}
-    for name, target in {"waits": stop.wait, "computes": compute, "wakes up": wake_up}.items():
+    def does(native: int) -> str:
+        before = works(native)[native]
+        time.sleep(1.0)
+        return doing(before, works(native)[native], 1.0)
+
+    for target, expected in ((stop.wait, "sleeping"), (compute, "busy"), (wake_up, "waking")):
         stop.clear()
         with running(target) as (_, native):
-            before = works(native)[native]
-            time.sleep(1.0)
-            found[name] = doing(before, works(native)[native], 1.0)
+            wait_until(lambda: does(native) == expected, 20, expected)  # noqa: B023  # called at once
             stop.set()
-    assert found == {"waits": "sleeping", "computes": "busy", "wakes up": "waking"}
 
 
 def test_work_is_judged_by_its_share_of_the_time_and_one_wake_up_is_none() -> None:
