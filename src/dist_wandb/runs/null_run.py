@@ -276,11 +276,11 @@ def _with(found: dict[str, Any], value: Any) -> dict[str, Any]:
 
 
 class _SummaryPart(dict[Any, Any]):
-    """A mapping in the summary of a rank without a run: what is written into it is written into the summary."""
+    """A mapping in the summary of a rank without a run, used as wandb's: writes into it are writes into the summary."""
 
     def __init__(self, values: Mapping[Any, Any], write: Callable[[dict[Any, Any]], None]) -> None:
         super().__init__(values)
-        self._write = write
+        self.__dict__["_write"] = write
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
@@ -289,8 +289,18 @@ class _SummaryPart(dict[Any, Any]):
         value = super().__getitem__(key)
         return _SummaryPart(value, partial(self.__setitem__, key)) if isinstance(value, dict) else value
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)  # not a KeyError, as in wandb: `copy` looks for names that it may have
+        return self[name]
+
     def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__(key, value)
+        self.update({key: value})
+
+    __setattr__ = __setitem__
+
+    def update(self, *values: Any, **more: Any) -> None:
+        super().update(*values, **more)
         self._write(dict(self))
 
 

@@ -67,11 +67,11 @@ def test_lists_that_were_logged_are_read_back() -> None:
     assert dict(run.summary) == {"iou": [0.5, 1], "pair": [1, "a"], "array": [0, 1, 2], "tensor": [1.0, 1.0]}
 
 
-def test_a_value_within_the_summary_of_a_null_run_can_be_written() -> None:
+def test_a_mapping_within_the_summary_of_a_null_run_is_used_as_wandbs() -> None:
     run: Any = NullRun()
     run.summary["best"] = {"epoch": 1, "at": {"step": 1}}
-    run.summary["best"]["epoch"] = 2
-    run.summary.best["at"]["step"] = 3
+    run.summary.best.epoch = 2
+    run.summary["best"].update({"at": {"step": run.summary.best.at.step + 2}})
     assert run.summary["best"] == pickle.loads(pickle.dumps(run.summary["best"])) == {"epoch": 2, "at": {"step": 3}}  # noqa: S301
 
 
