@@ -55,7 +55,7 @@ class SessionNotices:
         """Print, once for each line of the script, that it gets the open run, as wandb prints each time."""
         place = named_line(line)
         if self._link.plan.announces and self._given.is_first(("again", place)):
-            unless, end = ("", "finish()") if caller == "init" else (" but config", "end_training()")
+            unless, end = ("", "finish()") if caller == "init" else (" but config", "tracker.finish() on all ranks")
             print_line(
                 f"dist_wandb: {caller} was called at {place} while the run {run_id} is open, and gets it; arguments of "
                 f"this call{unless} have no effect. For another run, call {end} first, or pass "

@@ -252,7 +252,7 @@ def test_accelerators_in_a_loop_without_end_training_have_one_run(
     assert ([row["number"] for row in run.rows], run.config, run.exit_codes) == ([1, 2, 3], {"fold": 3}, [None])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "while the run" in line]
     assert "init_trackers was called at test_accelerate_drop_in.py:" in line
-    assert "arguments of this call but config have no effect. For another run, call end_training() first" in line
+    assert "this call but config have no effect. For another run, call tracker.finish() on all ranks first" in line
 
 
 # --- on other ranks ---------------------------------------------------------------------------------------------------
