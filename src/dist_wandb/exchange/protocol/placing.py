@@ -205,15 +205,15 @@ class Placing:
     def _home(self, call: Owner, usual: Mapping[str, Ranks]) -> Owner:
         """Return the row in which what a call owns stands.
 
-        It is the row of the calls of lower ranks with which it shares cells, if that is one row, and, without a step,
-        it is the only partner of these calls on its rank; otherwise a row of its own. It also has one if the lower rank
-        will give one of the names in another call, as it usually does, or has another cell of one.
+        It is the row of the calls of lower ranks with which it shares cells, if that is one row, and it is the only
+        partner of these calls on its rank, or has a step, at which a row may come in parts; otherwise a row of its own,
+        also if the lower rank gives one of the names in another call, as it usually does, or has another cell of one.
         """
         cells = [(key, self.cells[key]) for key in self.calls[call].keys if key in self.cells]
         lower = [cell for _, cell in cells if cell.owner[0] < call[0]]
         rows = {cell.row for cell in lower}
-        has_step = self.calls[call].step is not None  # calls at it are one row, which may have come in parts
-        if len(rows) != 1 or not (has_step or all(self._is_partner(call, cell.owner) for cell in lower)):
+        owners = {cell.owner for cell in lower} if self.calls[call].step is None else ()
+        if len(rows) != 1 or not all(self._is_partner(call, owner) for owner in owners):
             return call
         row = rows.pop() or call
         names = self.rows.get(row, {})
