@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 from processes import run_job, torchrun
 from stored import ended_runs
@@ -21,5 +22,5 @@ def test_the_slow_rank_is_named_and_no_other_one(tmp_path: Path) -> None:
     assert metrics["time/data/argmax_rank"].counts[0][0] == SLOW
     assert min(metrics["time/data/max"].trend) >= 0.15
     assert metrics["time/data/min"].smallest < 0.15
-    assert min(metrics["time/forward/max"].trend) < 0.1, "waiting for copies of buffers does not count as computing"
+    assert median(metrics["time/forward/max"].trend) < 0.1, "waiting for copies of buffers does not count as computing"
     assert metrics["time/optimizer"].count == metrics["time/forward"].count == metrics["time/step"].count >= 20

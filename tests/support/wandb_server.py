@@ -265,9 +265,8 @@ class WandbServer:
                 fault.hits += 1
         if fault is not None and fault.delay:
             deadline = time.monotonic() + fault.delay
-            while time.monotonic() < deadline and not fault.stopped:
-                if is_over.wait(0.05):
-                    break
+            while time.monotonic() < deadline and not (fault.stopped or is_over.wait(0.05)):
+                pass
         with self._changed:
             answer = Answer(None) if is_over.is_set() else self._faulty_answer(request, fault)
             self._answered.append((request, answer.status))
