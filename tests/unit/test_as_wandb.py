@@ -358,6 +358,9 @@ def test_private_names_of_a_run_that_integrations_use_exist_on_every_rank(job: J
         with pytest.raises(AttributeError):
             _ = session._nothing
         assert not hasattr(session, "_repr_mimebundle_")
+        assert isinstance(session, Run), "as beartype and Lightning's WandbLogger ask"
+        assert isinstance(session, Session)
+    assert isinstance(second.run, Run)
     first._log({"loss": 0.5}, 3)
     second._log({"loss": 1.5}, 3)
     for session in (second, first):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dist_wandb.runs.null_run import SETTABLE, NullPart, NullRun, is_private_name, public_names
+from dist_wandb.runs.null_run import SETTABLE, LikeRun, NullPart, NullRun, is_private_name, public_names
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -228,7 +228,7 @@ def _restore(module: ModuleType, name: str, interception: Interception) -> None:
         vars(module)[name] = interception.original
 
 
-class AsRun:
+class AsRun(LikeRun):
     """Looks up undefined attributes on the run, and sets on it what users set of a run."""
 
     if TYPE_CHECKING:

@@ -84,7 +84,20 @@ class StandIn:
         return "NullRun()"
 
 
-class NullRun(StandIn):
+def class_of_runs() -> type | None:
+    """Return `wandb.Run`, if this process has imported wandb, in any version."""
+    return getattr(sys.modules.get("wandb.sdk.wandb_run"), "Run", None)
+
+
+class LikeRun:
+    """Counts as a `wandb.Run` in `isinstance`, as code that was written for wandb expects of what it logs to."""
+
+    @property  # type: ignore[misc]  # not assigned
+    def __class__(self) -> type:
+        return class_of_runs() or type(self)
+
+
+class NullRun(LikeRun, StandIn):
     """Stands in for a W&B run on a rank that opens none.
 
     It accepts every call, at any depth of attributes and items, and does nothing, so that the same script runs on all
@@ -162,6 +175,9 @@ class NullRun(StandIn):
         """Return the run itself, as wandb does: models that hold it are copied."""
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle's own way wants `__class__` to be the class
+        return _blank, (type(self),), self.__getstate__()
+
     def __getstate__(self) -> dict[str, Any]:
         """Keep the current metadata in a copy, also in another process, without the intercepted methods."""
         own = {name: value for name, value in self.__dict__.items() if not inspect.isfunction(value)}
@@ -188,6 +204,10 @@ class NullRun(StandIn):
 
     def __dir__(self) -> list[str]:
         return sorted(public_names(self))
+
+
+def _blank(kind: type[NullRun]) -> NullRun:
+    return kind.__new__(kind)
 
 
 class NullPart(StandIn):
@@ -368,7 +388,7 @@ def _warn_of_unknown() -> None:
 
 def is_private_name(name: str) -> bool:
     """Return whether a private name is one of a run's that integrations use, W&B's own and those of libraries."""
-    kind = getattr(sys.modules.get("wandb.sdk.wandb_run"), "Run", None)
+    kind = class_of_runs()
     is_wandbs = hasattr(kind, name) or name in getattr(kind, "__annotations__", ())
     return name in _USED or (is_wandbs and not name.startswith(("__", "_repr_")))
 
@@ -377,5 +397,4 @@ def public_names(run: AnyRun) -> set[str]:
     """Return the public names of a W&B run; also for a stand-in, provided that wandb is imported."""
     if run or not isinstance(run, NullRun):
         return {name for name in dir(run) if not name.startswith("_")}
-    kind = getattr(getattr(sys.modules.get("wandb.sdk"), "wandb_run", None), "Run", None)
-    return {name for name in (*METADATA, *_METHODS, *dir(kind)) if not name.startswith("_")}
+    return {name for name in (*METADATA, *_METHODS, *dir(class_of_runs())) if not name.startswith("_")}

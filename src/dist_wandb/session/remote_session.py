@@ -27,7 +27,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import as_tensor, known, whole
 from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import LikeRun, NullRun
 from dist_wandb.runs.wandb_media import is_media
 from dist_wandb.settings.config_values import ConfigCopy
 
@@ -54,7 +54,7 @@ class Address:
     key: bytes = field(repr=False)  # secret shared by this job's processes only
 
 
-class RemoteSession:
+class RemoteSession(LikeRun):
     """A session in another process, into which it was pickled or forked: it sends rows to the session's own process.
 
     Rows arrive in the order of the calls, until the session ends. Text, numbers, tensors, arrays and torchmetrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -254,13 +254,20 @@ class ConfigView(Mapping[str, Any]):
         """The current values."""
         return self.as_dict().values()
 
-    def items(self) -> ItemsView[str, Any]:
+    def keys(self) -> list[str]:  # type: ignore[override]  # a list, without private names: as wandb's own
+        """The current names."""
+        return [name for name in self.as_dict() if not name.startswith("_")]
+
+    def items(self) -> list[tuple[str, Any]]:  # type: ignore[override]  # likewise
         """The current names and values."""
-        return self.as_dict().items()
+        return [(name, value) for name, value in self.as_dict().items() if not name.startswith("_")]
 
     def as_dict(self) -> dict[str, Any]:
         """Values by name."""
         return dict(self._source.read())
+
+    _as_dict = as_dict  # scripts read these, too
+    _items = property(as_dict)
 
     def update(self, d: Any = None, *_args: Any, **_kwargs: Any) -> None:
         """Set values on this rank."""

@@ -68,8 +68,9 @@ def test_the_config_of_a_rank_without_a_run_behaves_like_that_of_wandb(job: Job)
     for session in job(TWO, alike({"lr": 0.1, "net": {"h": 3}})):
         config = session.run.config
         assert session.config is config
-        assert list(config.keys()) == [name for name in config if not name.startswith("_")] == ["lr", "net"]
-        assert list(config.items()) == [("lr", 0.1), ("net", {"h": 3})]
+        assert config.keys() == [name for name in config if not name.startswith("_")] == ["lr", "net"]
+        assert config.items() == [("lr", 0.1), ("net", {"h": 3})]
+        assert config._items.items() >= config._as_dict().items() >= dict(config).items()  # as older scripts read it
         assert config.as_dict() == dict(config) == {"lr": 0.1, "net": {"h": 3}}
         assert repr(config) == "{'lr': 0.1, 'net': {'h': 3}}"
         assert (config.get("none"), config.get("none", 7), "none" in config) == (None, 7, False)
