@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -249,10 +249,6 @@ class ConfigView(Mapping[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigCopy, (self.as_dict(),)
-
-    def values(self) -> ValuesView[Any]:
-        """The current values."""
-        return self.as_dict().values()
 
     def keys(self) -> list[str]:  # type: ignore[override]  # a list, without private names: as wandb's own
         """The current names."""
