@@ -182,8 +182,15 @@ def test_lightning_validation_loaders_may_be_uneven(lightning: Path) -> None:
 
 def test_lightning_epoch_means_are_those_of_all_samples(lightning: Path) -> None:
     found = lightning_history(lightning / "weighted")
-    assert found.final("loss_epoch") == found.final("val_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
-    assert found.values("loss_step") == [2.0]
+    assert found.final("fold-loss_epoch") == found.final("fold-val_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
+    assert found.values("fold-loss_step") == [2.0]
+
+
+def test_lightning_names_with_another_reduce_fx_have_it_over_ranks_too(lightning: Path) -> None:
+    names = ("sum", "min", "max", "synced")
+    prefixed, found = lightning_history(lightning / "weighted"), lightning_history(lightning / "uneven")
+    assert [prefixed.final(f"fold-{name}") for name in names] == [[5.0], [1.0], [3.0], [5.0]]
+    assert [found.values(name) for name in names] == [[130.0] * 2, [0.0] * 2, [40.0] * 2, [130.0] * 2]
 
 
 def test_lightning_throughput_monitor_on_one_rank_does_not_cause_waits(lightning: Path) -> None:

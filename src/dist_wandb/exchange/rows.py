@@ -91,15 +91,17 @@ class Reductions:
         self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
         self.reduce = reduce or {}
         self.known: dict[str, Reduction] = {}  # of the names that were logged
+        self.defaults: dict[str, Reduction] = {}  # of names that match no pattern, where it is not the mean
         self.weighted: set[str] = set()  # names that this rank has given weights, but not in their row
         self.of_all = lru_cache(_MOST_FORMS)(lambda names: tuple(map(self.of, names)))
 
     def of(self, name: str) -> Reduction:
-        """Return the reduction of a name: that of the first matching pattern, or the mean."""
+        """Return the reduction of a name: that of the first matching pattern, or its default."""
         if name not in self.known:
             is_time = name.startswith(TIMES)  # general patterns do not apply to times
             reduce = {one: kind for one, kind in self.reduce.items() if not is_time or one.startswith(TIMES)}
-            pattern, self.known[name] = reduction_of(name, reduce)
+            pattern, kind = reduction_of(name, reduce)
+            self.known[name] = kind if pattern else self.defaults.get(name, kind)
             self.unused.pop(pattern, None)
         return self.known[name]
 

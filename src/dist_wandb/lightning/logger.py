@@ -14,7 +14,7 @@ from dist_wandb.lightning import name_spaces
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
 from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
-from dist_wandb.lightning.trainers import epoch_weights, measure, remember, trainer_of
+from dist_wandb.lightning.trainers import epoch_reductions, epoch_weights, measure, remember, trainer_of
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import requested
 from dist_wandb.session.registry import process_end, repr_with
@@ -184,7 +184,8 @@ class DistWandbLogger(StockLogger):
         """Log one row of this rank; called by Lightning on every rank.
 
         Epoch means are weighted with the number of samples behind them on each rank, so that their mean over ranks is
-        the mean over all samples: 1.0 from 2 samples on rank 0 and 3.0 from 1 sample on rank 1 give 1.667.
+        the mean over all samples: 1.0 from 2 samples on rank 0 and 3.0 from 1 sample on rank 1 give 1.667. Names that
+        the module logs with ``reduce_fx="max"``, ``"min"`` or ``"sum"`` have this reduction over ranks, too.
 
         Args:
             metrics: Values by name.
@@ -196,8 +197,13 @@ class DistWandbLogger(StockLogger):
         self._holder.announce()
         if self._module is None and session.topology.world_size > 1:
             process_end.catch_sigterm()  # Fabric does not; the Trainer has done so by now, to save a checkpoint
-        weights = self._weights_of(metrics) if session.brings_together else None
-        session.log(name_spaces.prefixed(self, metrics), step, commit=True, weight=weights or None)
+        row, weights = name_spaces.prefixed(self, metrics), None
+        if session.brings_together:
+            module = self._module() if self._module else None
+            weights = name_spaces.prefixed(self, epoch_weights(module, metrics))
+            if not row.keys() <= session.reductions.known.keys():
+                session.reductions.defaults.update(name_spaces.prefixed(self, epoch_reductions(module, metrics)))
+        session.log(row, step, commit=True, weight=weights or None)
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Remember the Trainer's module; called by the Trainer on every rank. Logs no graph."""
@@ -358,10 +364,6 @@ class DistWandbLogger(StockLogger):
             self._holder.prepare_spawn(self._experiment)
         holder = self._holder.for_copy(self._experiment)
         return {**self.__dict__, "_holder": holder, "_experiment": None, "_module": None}
-
-    def _weights_of(self, metrics: Mapping[str, float]) -> Mapping[str, float | Tensor]:
-        """The weights of Lightning's row, by the names in our row."""
-        return name_spaces.prefixed(self, epoch_weights(self._module() if self._module else None, metrics))
 
     def _once_open(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function with the session; later, if that could open the wrong run before the ranks are known."""

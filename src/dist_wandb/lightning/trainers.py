@@ -22,7 +22,7 @@ import sys
 import weakref
 from collections.abc import Callable, Container
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning_utilities.core.rank_zero import WarningCache
 
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
     from torch import Tensor, nn
 
+    from dist_wandb.settings.reduction import Reduction
+
 _ADVICE = re.compile(r"It is recommended to use `self\.log\((.+), \.\.\., sync_dist=True\)`")
+_NOT_AS_EXPECTED = (AttributeError, TypeError, ValueError, LookupError, ReferenceError, RuntimeError)  # or no Trainer
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # passed to our loggers; they lead to their Trainers
 
 
@@ -104,8 +107,8 @@ def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, 
     of all ranks is sum(w*y) / sum(w), with y the ranks' means.
 
     Values of a step have no weight: Lightning drops the batch size before it logs them, and DDP also gives the
-    gradients of each rank equal weight. Sums, minima and maxima, values of a `torchmetrics.Metric`, and values with
-    `sync_dist=True` have none either: the plain mean is right for them.
+    gradients of each rank equal weight. Values of a `torchmetrics.Metric`, and values with `sync_dist=True`, have none
+    either: the plain mean is right for them. Sums, minima and maxima need none (`epoch_reductions`).
     """
     if module is None:
         return {}
@@ -117,8 +120,30 @@ def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, 
             return {}
         results = trainer._results
         return {} if results is None else _counts(results, names)
-    except (AttributeError, TypeError, ValueError, LookupError, ReferenceError, RuntimeError):  # also without a Trainer
+    except _NOT_AS_EXPECTED:
         return {}
+
+
+def epoch_reductions(module: nn.Module | None, names: Container[str]) -> dict[str, Reduction]:
+    """Return the reductions over ranks that Lightning would use for names of a row, where they are not means.
+
+    With `sync_dist=True`, ``self.log(..., reduce_fx="max")`` is the maximum over batches and ranks. Numbers that
+    Lightning has reduced like this are equal on all ranks, and have the mean.
+    """
+    found: dict[str, Reduction] = {}
+    with suppress(*_NOT_AS_EXPECTED):
+        results: Any = cast("Any", module).trainer._results
+        for metric in results.values():
+            meta = metric.meta
+            kinds: dict[Reduction, bool] = {
+                "sum": meta.is_sum_reduction,
+                "max": meta.is_max_reduction,
+                "min": meta.is_min_reduction,
+            }
+            for kind in [kind for kind, is_it in kinds.items() if is_it and metric.is_tensor and not meta.sync.should]:
+                forms = {results._forked_name(metric, on_step=on_step)[1] for on_step in (True, False)}
+                found.update({name: kind for name in forms if name in names})
+    return found
 
 
 def _counts(results: _ResultCollection, names: Container[str]) -> dict[str, float | Tensor]:

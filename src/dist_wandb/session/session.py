@@ -19,7 +19,7 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import Reductions, Rows
 from dist_wandb.payloads.scalars import third_of_log
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.interception import AsRun
@@ -61,6 +61,7 @@ class Session(AsRun):
         topology: Rank and layout of this process.
         opened_inside: The session of the decorated function in which this session was opened, if any.
         opened_at: The line that called `init`; `None` if another integration opened the session.
+        reductions: The reduction of each name that was logged; an integration sets the `defaults` of its names.
         is_current: Whether it may be ``wandb.run``: not if it was opened with ``reinit="create_new"``.
     """
 
@@ -80,6 +81,7 @@ class Session(AsRun):
         self.is_current: bool = own.is_current
         self._link, self._own, self._config_sync = link, own, config_sync
         rows = own.rows(first_row)
+        self.reductions: Reductions = rows.reductions
         enclosing = [session._link for session in registry.open_sessions()]  # noqa: SLF001  # of this class
         self._exchange = exchange_of(link, own, rows, self._refresh, lambda: config_sync.publications, enclosing)
         life = LifeCycle()

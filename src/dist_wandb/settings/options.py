@@ -216,9 +216,9 @@ class Options:
 
     @property
     def reductions(self) -> dict[str, Reduction] | None:
-        """Reductions by name pattern; `None` if the numbers of the ranks are not reduced."""
+        """Reductions by name pattern; other names have their default. `None` if numbers are not reduced."""
         if self.reduce == "auto":
-            return None if self.run_mode == "new" else check_reduce("mean")
+            return None if self.run_mode == "new" else {}
         return check_reduce(self.reduce)
 
 

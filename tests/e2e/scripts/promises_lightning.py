@@ -61,14 +61,18 @@ class Model(LightningModule):
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # noqa: ARG002  # Lightning passes it
         self.log("val", batch.mean(), on_step=True, on_epoch=True, batch_size=len(batch))
+        for reduction in ("sum", "min", "max"):
+            self.log(reduction, batch.mean(), reduce_fx=reduction)
+        self.log("synced", batch.mean(), reduce_fx="sum", sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(directory: Path, model: Model, callbacks: list[Callback], **arguments: Any) -> None:
+def fit(directory: Path, model: Model, callbacks: list[Callback], prefix: str = "", **arguments: Any) -> None:
+    limits = Limits(heartbeat=PATIENT)
     logger = DistWandbLogger(
-        save_dir=str(directory), id="exp", project="tests", offline=True, limits=Limits(heartbeat=PATIENT)
+        save_dir=str(directory), id="exp", project="tests", offline=True, prefix=prefix, limits=limits
     )
     trainer = Trainer(
         accelerator="cpu",
@@ -110,7 +114,7 @@ def weighted(directory: Path) -> None:
     """Rank 0: two samples of value 1, rank 1: one of value 3; in training in one batch, in validation in one each."""
     training: list[Batches] = [[[1.0, 1.0]], [[3.0]]]
     validation: list[Batches] = [[[1.0], [1.0]], [[3.0]]]
-    fit(directory, Model(training, validation), [], max_epochs=1)
+    fit(directory, Model(training, validation), [], prefix="fold", max_epochs=1)
 
 
 SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, weighted, throughput)
