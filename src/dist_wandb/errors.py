@@ -75,6 +75,14 @@ class UploadError(DistWandbError):
     """A file of a run cannot be uploaded now."""
 
 
+def as_usage_error(error: ConfigurationError) -> ConfigurationError:
+    """Return an error that is also wandb's `UsageError`: scripts that are written for wandb catch that."""
+    from wandb.errors import UsageError
+
+    error.__class__ = type("ConfigurationError", (ConfigurationError, UsageError), {"__module__": __name__})
+    return error
+
+
 def in_words(error: Exception, path: PathLike[str]) -> str:
     """Return the text of an error that a file has caused, prefixed with the path unless the text contains it."""
     if isinstance(error, DistWandbError):

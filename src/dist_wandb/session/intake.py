@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.errors import ConfigurationError, as_usage_error
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
 from dist_wandb.exchange.interface import Hooks
@@ -159,10 +159,11 @@ class Intake:
     def _is_over(self, values: int = 0) -> bool:
         """Return whether rows are dropped, and with this one so many values; raise if the session was finished."""
         if self._life.phase is Phase.CLOSED and not registry.process_end.has_begun:
-            raise ConfigurationError(
+            error = ConfigurationError(
                 f"log was called on rank {self._link.topology.global_rank} after the session was finished. Log before "
                 "finish(), or open another session."
             )
+            raise as_usage_error(error)
         if self._life.phase is Phase.DETACHED:
             self._notices.row_dropped(values)
         return self._life.phase is not Phase.OPEN

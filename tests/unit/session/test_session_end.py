@@ -225,8 +225,10 @@ def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
     on_ranks(2, lambda rank: sessions[rank].finish())
     for rank, session in enumerate(sessions):
-        with pytest.raises(ConfigurationError, match=f"log was called on rank {rank} after the session was finished"):
+        text = f"log was called on rank {rank} after the session was finished"
+        with pytest.raises(wandb.Error, match=text) as raised:
             session.log({"loss": 0.5})
+        assert isinstance(raised.value, ConfigurationError)
         assert session.flush()
 
 
