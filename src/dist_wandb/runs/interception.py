@@ -10,16 +10,21 @@ Only while a run is opened on another thread than the training's, its class pass
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.runs.null_run import SETTABLE, LikeRun, NullPart, NullRun, is_private_name, public_names
+from dist_wandb.runs.requested import reinit
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
 
     from typing_extensions import Self
@@ -29,9 +34,9 @@ if TYPE_CHECKING:
 _FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "timed", "topology", "url")
 _MODULE_FUNCTIONS = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`
 
-# Those that a rank without a run passes to its stand-in, besides `log`.
+# Those that a rank without a run passes to its stand-in.
 _SERVED = (
-    *("alert", "define_metric", "link_model", "log_artifact", "log_model", "mark_preempting", "save", "unwatch"),
+    *("alert", "define_metric", "link_model", "log", "log_artifact", "log_model", "mark_preempting", "save", "unwatch"),
     *("use_artifact", "use_model", "watch"),
 )
 
@@ -83,6 +88,12 @@ _MARK = "__intercepted_by_dist_wandb__"
 def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
     """Call `handler` in place of a method of this object only, until the returned function is called."""
     return (_found(owner, name) or Interception(owner, name)).add(handler)
+
+
+def undecorated(owner: Any, name: str) -> Callable[..., Any]:
+    """Return a function of a module without our handlers, also for its signature."""
+    interception, found = _found(owner, name), getattr(owner, name)
+    return found if interception is None else interception.original
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
@@ -167,22 +178,63 @@ def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
 
 
 def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
-    """Let wandb's functions, ``wandb.config`` and ``wandb.summary`` use the stand-in, in a process that has no run.
+    """Let wandb's functions, ``wandb.run``, ``config`` and ``summary`` use the stand-in, in a process that has no run.
 
-    Without it they raise an error, so that a script or library that imports wandb itself would need a guard. The
-    returned function undoes it, unless wandb has set the names anew meanwhile.
+    Without it they raise an error, so that a script or library that imports wandb itself would need a guard, and
+    ``wandb.init`` opens a second run. If wandb is not imported yet, this happens when it is (`_Finder`). The returned
+    function undoes it, unless wandb has set the names anew meanwhile.
     """
-    module = sys.modules.get("wandb")
-    if module is None or not is_current or getattr(module, "run", None) is not None:
+    if not is_current or getattr(sys.modules.get("wandb"), "run", None):  # a stand-in is falsy
         return lambda: None
-    removals = [
-        intercept(module, name, functools.partial(_pass_on, run, name)) for name in _SERVED if hasattr(module, name)
-    ]
+    undo: list[Callable[[], None]] = []
+    if "wandb" in sys.modules:
+        undo.append(_serve(run))
+    else:
+        finder = _Finder(lambda: undo.append(_serve(run)))
+        sys.meta_path.insert(0, finder)
+        undo.append(finder.remove)
+
+    def restore() -> None:
+        while undo:
+            undo.pop()()
+
+    return restore
+
+
+class _Finder(MetaPathFinder):
+    """A finder in `sys.meta_path` that calls a function once wandb is imported: there is no other way to learn that."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, *_path_and_target: object) -> ModuleSpec | None:
+        if name != "wandb":
+            return None
+        self.remove()
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = functools.partial(self._execute, spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
+
+    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        execute(module)
+        self._then()
+
+
+def _serve(run: NullRun) -> Callable[[], None]:
+    module, process = sys.modules["wandb"], os.getpid()
+    handlers = {name: functools.partial(_pass_on, run, name) for name in _SERVED}
+    handlers["init"] = functools.partial(_opened, run, process)
+    removals = [intercept(module, name, handlers[name]) for name in handlers if hasattr(module, name)]
     names = vars(module)
     with _turn:
-        found: dict[str, Any] = {name: names[name] for name in ("config", "summary") if name in names}
+        found: dict[str, Any] = {name: names[name] for name in ("config", "run", "summary") if name in names}
         before = _values[0] if _values else found
-        mine = {name: getattr(run, name) for name in before}
+        mine = {name: run if name == "run" else getattr(run, name) for name in before}
         _values.extend([mine] if _values else [before, mine])
         names.update(mine)
 
@@ -196,6 +248,12 @@ def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
                 _values.clear()
 
     return restore
+
+
+def _opened(run: NullRun, process: int, init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Do what wandb's `init` does while a run is open, on a rank without it; not in a process that this one forked."""
+    returns = kwargs.get("mode") != "disabled" and reinit(kwargs) in ("default", "return_previous")
+    return run if returns and os.getpid() == process else init(*args, **kwargs)
 
 
 _values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions

@@ -32,7 +32,7 @@ _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type"
 
 def running_run() -> Run | None:
     module = sys.modules.get("wandb")  # without an import there is no run
-    return getattr(module, "run", None)  # another thread may be importing it
+    return getattr(module, "run", None) or None  # another thread may be importing it; a stand-in of ours is falsy
 
 
 def of_wandb(name: str) -> Any:

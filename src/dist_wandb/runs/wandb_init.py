@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import UnavailableError
-from dist_wandb.runs import requested, sweeps
+from dist_wandb.runs import interception, requested, sweeps
 from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_line
 from dist_wandb.runs.current_server import warn_of_workspace
 from dist_wandb.runs.requested import wandb_directory
@@ -111,12 +111,14 @@ def _init(arguments: Mapping[str, Any]) -> Run:
     # "auto" would read and write ``wandb-resume.json`` of whoever owns it; `restart` has looked for the id already.
     given = {**arguments, "resume": "allow"} if requested.resume(arguments) == "auto" else dict(arguments)
     # Some versions warn of ``anonymous=None`` because it differs from the default.
-    parameter = inspect.signature(wandb.init, follow_wrapped=False).parameters.get("anonymous")
+    init: Any = interception.undecorated(wandb, "init")  # another session may serve a rank without a run
+    parameter = inspect.signature(init, follow_wrapped=False).parameters.get("anonymous")
     if given.get("anonymous") is None and parameter is not None and parameter.default is not None:
         given.pop("anonymous", None)
     try:
         with hidden_values():
-            return wandb.init(**given)
+            run: Run = init(**given)
+            return run
     except (TypeError, ValueError):  # unknown arguments or settings
         raise
     except wandb.errors.UsageError as error:

@@ -231,7 +231,7 @@ class Session(AsRun):
                 on this rank, the step is not an integer or is negative, or a weight is negative or not finite.
 
         Note:
-            Calls of ``run.log`` and ``wandb.log`` also come here; on a rank without a run if wandb was imported before.
+            Calls of ``run.log`` and ``wandb.log``, also in libraries, come here, too, on every rank.
 
         Example:
             Two ranks, ``run_mode="shared"``::

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import wandb
+from processes import clean_environment
 from units import eventually
 from wandb.sdk.wandb_alerts import AlertLevel
 
@@ -197,10 +201,40 @@ def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(
     wandb.watch(torch.nn.Linear(1, 1))
     wandb.save("part.pt")
     assert "called save, which saves nothing there" in caplog.text
+    assert wandb.run is not None, "which is an error for many libraries"
+    assert not wandb.run
+    assert wandb.init(project="other") is wandb.init(reinit="return_previous") is wandb.run, "as where it is open"
     assert wandb.config["lr"] == wandb.config.lr == 0.1
     wandb.summary["best"] = 0.5
     assert wandb.summary["best"] == 0.5
+    opened = wandb.init(reinit="create_new")
+    assert opened
+    opened.finish()
     on_ranks(3, lambda rank: sessions[rank].finish())
+    assert wandb.run is None
     for call in (lambda: wandb.config["lr"], lambda: wandb.save("part.pt")):
         with pytest.raises(wandb.Error, match=r"must call wandb\.init"):
             call()
+
+
+LIBRARY = """
+import sys, dist_wandb
+
+run = dist_wandb.init()
+assert "wandb" not in sys.modules
+import wandb  # as a library does it when it is used
+
+if wandb.run is None:
+    raise wandb.Error("You must call wandb.init() first")
+assert wandb.init() is wandb.run
+wandb.log({"loss": 0.5})
+assert run.summary["loss"] == 0.5, run.summary
+run.finish()
+assert wandb.run is None
+assert not [finder for finder in sys.meta_path if "dist_wandb" in type(finder).__module__]
+"""
+
+
+def test_a_library_may_import_wandb_after_init_on_a_rank_without_a_run(tmp_path: Path) -> None:
+    environment = clean_environment(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+    subprocess.run([sys.executable, "-c", LIBRARY], cwd=tmp_path, env=environment, timeout=120, check=True)  # not warm
