@@ -329,7 +329,7 @@ class Rank:
 
         if "lockstep" not in self._streams:
             self._lockstep(run, session, row)
-        if wandb.run is not None:
+        if wandb.run:
             cell = self._next(session, "beside")
             value = value_of(self.rank, cell)
             self._hand_over(None, session, row, {"beside": value}, {"beside": (cell, value)})

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.runs.null_run import SETTABLE, LikeRun, NullPart, NullRun, is_private_name, public_names
 from dist_wandb.runs.requested import reinit
+from dist_wandb.runs.run_metadata import running_run
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "timed", "topology", "url")
 _MODULE_FUNCTIONS = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`
 
-# Those that a rank without a run passes to its stand-in.
+# Those that a rank without a run passes to its stand-in, besides `init` and `finish`.
 _SERVED = (
     *("alert", "define_metric", "link_model", "log", "log_artifact", "log_model", "mark_preempting", "save", "unwatch"),
     *("use_artifact", "use_model", "watch"),
@@ -184,7 +185,7 @@ def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
     ``wandb.init`` opens a second run. If wandb is not imported yet, this happens when it is (`_Finder`). The returned
     function undoes it, unless wandb has set the names anew meanwhile.
     """
-    if not is_current or getattr(sys.modules.get("wandb"), "run", None):  # a stand-in is falsy
+    if not is_current or running_run() is not None:
         return lambda: None
     undo: list[Callable[[], None]] = []
     if "wandb" in sys.modules:
@@ -229,6 +230,7 @@ def _serve(run: NullRun) -> Callable[[], None]:
     module, process = sys.modules["wandb"], os.getpid()
     handlers = {name: functools.partial(_pass_on, run, name) for name in _SERVED}
     handlers["init"] = functools.partial(_opened, run, process)
+    handlers["finish"] = functools.partial(_finished, run, process)
     removals = [intercept(module, name, handlers[name]) for name in handlers if hasattr(module, name)]
     names = vars(module)
     with _turn:
@@ -248,6 +250,10 @@ def _serve(run: NullRun) -> Callable[[], None]:
                 _values.clear()
 
     return restore
+
+
+def _finished(run: NullRun, process: int, finish: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return run.finish(*args, **kwargs) if os.getpid() == process else finish(*args, **kwargs)
 
 
 def _opened(run: NullRun, process: int, init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -270,7 +276,7 @@ def _replaced(run: AnyRun, name: str, handler: Handler, is_current: bool) -> Ite
         return
     yield intercept(run, name, handler)
     module = sys.modules.get("wandb")
-    running = getattr(module, "run", None)
+    running = running_run()
     if module is None or name not in _MODULE_FUNCTIONS or not hasattr(module, name):
         return
     if running is None and name == "log" and is_current:
