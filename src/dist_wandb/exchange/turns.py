@@ -320,20 +320,18 @@ class Turns:
         rounds.give_up(*self._pacer.begin_round(time.monotonic(), table.round, born))
 
     def end_round(self, outcome: Outcome) -> None:
-        """Take note of the result of a round, and answer flush requests."""
-        self._awaits = outcome.awaits and not self._rounds.settled
-        has_taken = outcome.taken > 0 or not self._rounds.outbox.waiting
-        self._pacer.end_round(time.monotonic(), has_taken=has_taken, is_flushing=bool(self._inbox.flushes))
-        self.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
+        """Take note of the result of a round, and answer this rank's flush requests if they are fulfilled.
 
-    def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:
-        """Answer this rank's flush requests, once all ranks have paused: cells of only some of them are finished then.
-
-        A rank without open cells waits a little for that if others have open cells, or more to contribute at once.
+        They are once all ranks have paused: cells of only some of them are finished then. A rank without open cells
+        waits a little for that if others have open cells, or more to contribute at once.
         """
-        flushes = self._inbox.flushes
-        is_settled = bool(flushes) and self._rounds.settled and self._inbox.is_empty
-        has_waited = self._pacer.has_flushed_alone(time.monotonic(), is_settled=is_settled)
-        if is_settled and (is_paused or has_waited or not (self._rounds.table.open or has_more)):
+        rounds, inbox, now = self._rounds, self._inbox, time.monotonic()
+        flushes, is_settled = inbox.flushes, rounds.settled
+        self._awaits = outcome.awaits and not is_settled
+        has_taken = outcome.taken > 0 or not rounds.outbox.waiting
+        self._pacer.end_round(now, has_taken=has_taken, is_flushing=bool(flushes))
+        is_settled = is_settled and bool(flushes) and inbox.is_empty
+        has_waited = self._pacer.has_flushed_alone(now, is_settled=is_settled)
+        if is_settled and (outcome.paused or has_waited or not (rounds.table.open or outcome.more)):
             self._context.rows.writing.end_row()
-            self._inbox.answer([flush for flush in flushes if is_paused or not flush.together])
+            inbox.answer([flush for flush in flushes if outcome.paused or not flush.together])
