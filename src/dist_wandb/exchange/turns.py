@@ -297,7 +297,8 @@ class Turns:
                 inbox.linger(left, is_open=lambda: lifecycle.demand is Demand.NONE)
             elif not inbox.drain(left):
                 break
-        inbox.drain()
+        awaits_device = lifecycle.demand is Demand.CLOSE and inbox.computing and not has_more
+        inbox.drain(self._context.limits.linger if awaits_device else 0.0)
         rounds.intent = Intent.OPEN
         if inbox.is_empty:
             if lifecycle.is_closing and not awaits_primary():  # close may have been called meanwhile
