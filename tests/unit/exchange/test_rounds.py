@@ -20,7 +20,7 @@ from dist_wandb.exchange.protocol import plan, rounds, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
-from dist_wandb.exchange.protocol.placing import Cell, Placing
+from dist_wandb.exchange.protocol.placing import Placing
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row
 
@@ -144,19 +144,11 @@ def exchange(unit: Unit, action: str, rank: int, number: int) -> None:
 # Broken variants, each of which the judge must find in some job.
 
 
-def _finish_separately(self: Placing, key: Key, cell: Cell, row: tuple[int, int]) -> None:
-    place(self, key, cell, (row[0], row[1] + 10**6 * (1 + hash(key.name) % 2)))
-    self.calls.setdefault(cell.row or row, self.calls[row])
-
-
-place = Placing._place
 BROKEN: dict[str, tuple[Any, str, Any]] = {
     "each call has a row of its own": (Placing, "_home", lambda _self, call, _usual: call),
     "nobody is awaited": (Contributors, "awaited", lambda *_args, **_more: (NOBODY, False)),
     "nobody is flagged": (Contributors, "lacking", lambda *_: NOBODY),
     "another owner": (plan.Segment, "owner", property(lambda self: list(self.starts)[-1])),
-    "cells are separate": (Placing, "_place", _finish_separately),
-    "any call joins": (Placing, "_is_partner", lambda *_: True),
     "late values start a row": (table.Table, "recall", lambda self, row: self.memory.pop(row)),
     "calls are never held": (Contributors, "present", property(lambda _: NOBODY)),
 }
