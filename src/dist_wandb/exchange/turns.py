@@ -327,11 +327,11 @@ class Turns:
         waits a little for that if others have open cells, or more to contribute at once.
         """
         rounds, inbox, now = self._rounds, self._inbox, time.monotonic()
-        flushes, is_settled = inbox.flushes, rounds.settled
-        self._awaits = outcome.awaits and not is_settled
+        flushes = inbox.flushes
+        self._awaits = outcome.awaits and not rounds.settled
         has_taken = outcome.taken > 0 or not rounds.outbox.waiting
         self._pacer.end_round(now, has_taken=has_taken, is_flushing=bool(flushes))
-        is_settled = is_settled and bool(flushes) and inbox.is_empty
+        is_settled = bool(flushes) and rounds.settled and inbox.is_empty
         has_waited = self._pacer.has_flushed_alone(now, is_settled=is_settled)
         if is_settled and (outcome.paused or has_waited or not (rounds.table.open or outcome.more)):
             self._context.rows.writing.end_row()

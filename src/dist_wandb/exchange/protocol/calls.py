@@ -360,15 +360,14 @@ class Party:
 
 
 def parties_of(offers: Iterable[tuple[Ranks, Offer]]) -> list[Party]:
-    """Return the parties of the ranks that have made these offers, ordered by their lowest ranks."""
+    """Return the parties of the ranks that have made these offers: ordered by their lowest ranks, as the offers are."""
     equal: dict[int, list[tuple[Ranks, Offer]]] = {}
     for ranks, offer in offers:
         equal.setdefault(id(offer.blocks), []).append((ranks, offer))
-    parties = [
+    return [
         Party(NOBODY.union(*(ranks for ranks, _ in those)), those[0][1].blocks, max(offer.old for _, offer in those))
         for those in equal.values()
     ]
-    return sorted(parties, key=lambda party: party.lowest)
 
 
 @lru_cache(maxsize=4096)
