@@ -302,6 +302,22 @@ def test_a_call_waits_for_others_until_it_is_old() -> None:
     assert shown(unit)[1:] == [(1, {"loss": 2.0}, 0, False)]
 
 
+def test_a_call_waits_for_the_part_of_a_rank_that_is_held_up_before_it() -> None:
+    """Rank 0 gives its `b` after an `a` that waits for rank 1; meanwhile, the old call of rank 2 is taken."""
+    unit = Unit(3)
+    for rank, names in enumerate(("abc", "ab", "c")):
+        unit.log(rank, dict.fromkeys(names, 1.0), 0)
+    unit.settle()
+    unit.give_up(new_only=True)
+    unit.log(2, {"c": 1.0}, 1)
+    unit.now += 1.0
+    unit.log(0, {"a": 1.0}, 1)
+    for rank in (0, 1):
+        unit.log(rank, {"b": 1.0}, 1)
+    unit.exchange()
+    assert [unit.outcomes[rank].taken for rank in range(3)] == [0, 0, 1]
+
+
 @pytest.mark.parametrize("intent", [Intent.PAUSING, Intent.CLOSING])
 def test_calls_of_a_rank_that_pauses_or_closes_are_taken_at_once(intent: Intent) -> None:
     unit = Unit(2)
