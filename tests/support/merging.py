@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments import Contributions
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
@@ -36,18 +37,32 @@ def _key(name: str) -> Key:
     return Key(name, 0, 0)
 
 
-class _Replayed:
-    """A process group that calls each member again for every collective, with the results of earlier collectives."""
+class Replayed:
+    """A process group that calls each member again for every collective, with the results of earlier collectives.
 
-    def __init__(self, size: int) -> None:
+    Besides its own data, a member collects what was `sent`; `None`: more bytes than are accepted were announced.
+    """
+
+    def __init__(self, size: int, sent: Sequence[bytes] | None = ()) -> None:
         self.collectives: list[str] = []
         self._size = size
+        self._sent = sent
         self._received: list[list[Any]] = []
         self._turn = 0
 
-    def begin(self) -> None:
-        """Start the calls of the next member, or repeat those of the same member."""
+    def exchange(self, key: Key, members: Sequence[FusedMetrics], completing: Sequence[FusedMetrics]) -> None:
+        """Exchange the states of a cell; only some members get the result."""
+        waiting = [one for one in members if self._waits(one, key)]
+        while waiting:
+            waiting = [one for one in waiting if one in completing and self._waits(one, key)]
+
+    def _waits(self, member: FusedMetrics, key: Key) -> bool:
         self._turn = 0
+        try:
+            member.exchange([key], self)  # type: ignore[arg-type]
+        except _WaitingError:
+            return True
+        return False
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Group.reduce_tensors`."""
@@ -56,7 +71,9 @@ class _Replayed:
 
     def collect(self, *data: bytes) -> list[bytes]:
         """See `Group.collect`; all members get the data."""
-        return list(self._contribute("collect", b"".join(data)))
+        if self._sent is None:
+            raise ConfigurationError("Member 1 of the group announced 9 bytes")
+        return [*self._contribute("collect", b"".join(data)), *self._sent]
 
     def _contribute(self, kind: str, given: Any) -> list[Any]:
         turn, self._turn = self._turn, self._turn + 1
@@ -100,25 +117,8 @@ class Ranks:
             one.settle(outbox, self.known)
             keys.append(_key(outbox.name))
         assert len(set(keys)) == 1, "the ranks have not agreed on one layout"
-        return self._exchange(keys[0])
-
-    def _exchange(self, key: Key) -> dict[str, Any]:
-        group: Any = _Replayed(len(self._ranks))
-        waiting: list[Callable[[], None]] = [
-            lambda one=one: one.exchange([key], group)  # type: ignore[misc]
-            for one in self._ranks
-        ]
-        while waiting:
-            waiting = [call for call in waiting if self._waits(call, group)]
+        group = Replayed(len(self._ranks))
+        group.exchange(keys[0], self._ranks, self._ranks)
         self.collectives = group.collectives
-        values: dict[str, Any] = self._ranks[0].pop_values(key)[0]
+        values: dict[str, Any] = self._ranks[0].pop_values(keys[0])[0]
         return values
-
-    @staticmethod
-    def _waits(call: Callable[[], None], group: _Replayed) -> bool:
-        group.begin()
-        try:
-            call()
-        except _WaitingError:
-            return True
-        return False

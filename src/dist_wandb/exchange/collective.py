@@ -352,7 +352,7 @@ class Worker:
             while not (lifecycle.is_closing and self.inbox.is_empty) and not lifecycle.is_stopped:
                 self._await_turn()
                 self._write_all()
-                self.turns.answer_flushes(is_paused=True, has_more=False)
+                self.turns.end_round(Outcome(paused=True))
         except Exception:  # noqa: BLE001  # as in run
             lifecycle.phase = Phase.BROKEN
             _log.exception("dist_wandb: rank %d can no longer write rows to W&B", self._context.rank)

@@ -297,7 +297,8 @@ class Turns:
                 inbox.linger(left, is_open=lambda: lifecycle.demand is Demand.NONE)
             elif not inbox.drain(left):
                 break
-        inbox.drain()
+        awaits_device = lifecycle.demand is Demand.CLOSE and inbox.computing and not has_more
+        inbox.drain(self._context.limits.linger if awaits_device else 0.0)
         rounds.intent = Intent.OPEN
         if inbox.is_empty:
             if lifecycle.is_closing and not awaits_primary():  # close may have been called meanwhile
@@ -320,20 +321,18 @@ class Turns:
         rounds.give_up(*self._pacer.begin_round(time.monotonic(), table.round, born))
 
     def end_round(self, outcome: Outcome) -> None:
-        """Take note of the result of a round, and answer flush requests."""
-        self._awaits = outcome.awaits and not self._rounds.settled
-        has_taken = outcome.taken > 0 or not self._rounds.outbox.waiting
-        self._pacer.end_round(time.monotonic(), has_taken=has_taken, is_flushing=bool(self._inbox.flushes))
-        self.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
+        """Take note of the result of a round, and answer this rank's flush requests if they are fulfilled.
 
-    def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:
-        """Answer this rank's flush requests, once all ranks have paused: cells of only some of them are finished then.
-
-        A rank without open cells waits a little for that if others have open cells, or more to contribute at once.
+        They are once all ranks have paused: cells of only some of them are finished then. A rank without open cells
+        waits a little for that if others have open cells, or more to contribute at once.
         """
-        flushes = self._inbox.flushes
-        is_settled = bool(flushes) and self._rounds.settled and self._inbox.is_empty
-        has_waited = self._pacer.has_flushed_alone(time.monotonic(), is_settled=is_settled)
-        if is_settled and (is_paused or has_waited or not (self._rounds.table.open or has_more)):
+        rounds, inbox, now = self._rounds, self._inbox, time.monotonic()
+        flushes = inbox.flushes
+        self._awaits = outcome.awaits and not rounds.settled
+        has_taken = outcome.taken > 0 or not rounds.outbox.waiting
+        self._pacer.end_round(now, has_taken=has_taken, is_flushing=bool(flushes))
+        is_settled = bool(flushes) and rounds.settled and inbox.is_empty
+        has_waited = self._pacer.has_flushed_alone(now, is_settled=is_settled)
+        if is_settled and (outcome.paused or has_waited or not (rounds.table.open or outcome.more)):
             self._context.rows.writing.end_row()
-            self._inbox.answer([flush for flush in flushes if is_paused or not flush.together])
+            inbox.answer([flush for flush in flushes if outcome.paused or not flush.together])

@@ -10,9 +10,8 @@ import pytest
 import torch
 import torchmetrics
 from limits import Limit
-from merging import Ranks
+from merging import Ranks, Replayed
 
-from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange import attachments
 from dist_wandb.exchange.attachments import Contributions
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
@@ -27,45 +26,6 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.settings.reduction import DEGRADED, check_reduce
-
-
-class BrokenError(Exception):
-    """The exchange failed."""
-
-
-class TwoStepGroup:
-    """A group that records what each member contributes, and fails; then it returns the reduced numbers.
-
-    Besides its own data, a member collects what was `sent`; `None`: more bytes than are accepted were announced.
-    """
-
-    def __init__(self, sent: Sequence[bytes] | None = ()) -> None:
-        self.is_complete = False
-        self._received: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._sent = sent
-
-    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_complete:
-            self._received.append((sums.clone(), maxima.clone()))
-            raise BrokenError
-        return torch.stack([one for one, _ in self._received]).sum(0), torch.stack([o for _, o in self._received]).amax(
-            0
-        )
-
-    def collect(self, *data: bytes) -> list[bytes]:
-        if self._sent is None:
-            raise ConfigurationError("Member 1 of the group announced 9 bytes")
-        return [b"".join(data), *self._sent]
-
-
-def exchange(group: Any, key: Key, members: Sequence[FusedMetrics], completing: Sequence[FusedMetrics] = ()) -> None:
-    """Exchange the states of a cell; only some members get the result."""
-    for one in members:
-        with pytest.raises(BrokenError):
-            one.exchange([key], group)
-    group.is_complete = True
-    for one in completing:
-        one.exchange([key], group)
 
 
 class Unit:
@@ -108,7 +68,8 @@ class Unit:
     def exchange(self, key: Key, members: Sequence[int], broken_on: Sequence[int] = ()) -> None:
         """Exchange the states of a cell between some ranks; on some of them the result does not arrive."""
         fused = {rank: self.fused(rank) for rank in members}
-        exchange(TwoStepGroup(), key, [*fused.values()], [fused[rank] for rank in members if rank not in broken_on])
+        completing = [fused[rank] for rank in fused if rank not in broken_on]
+        Replayed(len(fused)).exchange(key, [*fused.values()], completing)
 
     def finish(self, key: Key, contributors: int, *, corrects: bool = False) -> dict[str, Any]:
         """Write a cell on rank 0; return the row."""
@@ -286,7 +247,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     snapshot = take_snapshot(metric)
     key = Key(one.series("cat", snapshot, ()), 1, 0)
     one.keep(key, snapshot)
-    exchange(TwoStepGroup(None if sent is None else [sent]), key, [one], [one])
+    Replayed(1, None if sent is None else [sent]).exchange(key, [one], [one])
     assert one.pop_values(key)[0] == {}
     reason = "The gathered states of CatMetric do not fit" if sent == TWO_STATES else "'cat': left out of their rows"
     assert reason in caplog.text
@@ -300,7 +261,7 @@ def test_states_that_do_not_fit_their_layout_are_left_out(caplog: pytest.LogCapt
     (flat, wide) = (take_snapshot(metric) for metric in shaped([1.0], [1.0, 2.0]))
     key = Key(one.series("shaped", wide, ()), 0, 0)
     one.keep(key, flat)
-    exchange(TwoStepGroup(), key, [one])
+    Replayed(1).exchange(key, [one], [])
     assert (
         "the states of 'shaped' on rank 0 do not fit their layout, so this rank has no part in its row" in caplog.text
     )
@@ -311,7 +272,7 @@ def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptu
     lost = Counter[str]()
     one = FusedMetrics(Contributions(0, lost), merges=True)
     key = Key("odd\0metric\0[false,[[1e400]],false]", 1, 0)
-    group: Any = TwoStepGroup()
+    group: Any = Replayed(1)
     one.exchange([key], group)
     assert one.pop_values(key) == ({}, 0)
     metric = torchmetrics.SumMetric()

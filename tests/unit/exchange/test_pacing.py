@@ -18,15 +18,12 @@ def pacer() -> Pacer:
     return Pacer(LIMITS, 0.0)
 
 
-def pass_time(pacer: Pacer, until: float, *, oldest: int | None, start: float = 0.0) -> tuple[float, float]:
+def pass_time(pacer: Pacer, until: float, *, oldest: int | None) -> tuple[float, float]:
     """Return the overdue cells after rounds without a gap: one every half second, the first with number 1."""
     found = NONE
-    for number in range(1, int(2 * (until - start)) + 2):
-        found = pacer.begin_round(start + (number - 1) / 2, number, oldest)
+    for number in range(1, int(2 * until) + 2):
+        found = pacer.begin_round((number - 1) / 2, number, oldest)
     return found
-
-
-# --- patience ---------------------------------------------------------------------------------------------------------
 
 
 def test_new_names_are_overdue_after_a_few_heartbeats_and_all_after_peer_timeout(pacer: Pacer) -> None:
@@ -63,21 +60,14 @@ def test_a_gap_between_rounds_counts_as_at_most_two_heartbeats(pacer: Pacer, gap
 
 def test_excluded_time_does_not_count_toward_patience(pacer: Pacer) -> None:
     pacer.begin_round(0.0, 1, 1)
-    pacer.exclude(100.0)
+    for seconds in (60.0, 40.0):
+        pacer.exclude(seconds)
     assert not pacer.is_held_up(105.0)
     assert pacer.is_held_up(105.1)
     pacer.begin_round(101.9, 2, 1)
     pacer.begin_round(103.8, 3, 1)
     assert pacer.begin_round(104.9, 4, 1) == NONE
     assert pacer.begin_round(105.0, 5, 1) == (1, NOTHING)
-
-
-def test_excluded_times_add_up(pacer: Pacer) -> None:
-    pacer.begin_round(10.0, 1, 1)
-    pacer.exclude(3.0)
-    pacer.exclude(4.0)
-    assert not pacer.is_held_up(22.0)
-    assert pacer.is_held_up(22.1)
 
 
 def test_patience_scales_with_the_heartbeat() -> None:
@@ -87,15 +77,8 @@ def test_patience_scales_with_the_heartbeat() -> None:
     assert not pacer.is_held_up(1.25)
     assert pacer.is_held_up(1.26)
     assert pacer.begin_round(0.75, 2, 1) == NONE  # of which half a second counts
-    assert pacer.begin_round(1.125, 3, 1) == NONE
-    assert pacer.begin_round(1.49, 4, 1) == NONE
-    assert pacer.begin_round(1.5, 5, 1) == (1, NOTHING)
     assert not pacer.has_flushed_alone(2.0, is_settled=True)
-    assert not pacer.has_flushed_alone(2.5, is_settled=True)
     assert pacer.has_flushed_alone(2.51, is_settled=True)
-
-
-# --- flushes and intervals --------------------------------------------------------------------------------------------
 
 
 def test_a_rank_that_flushes_waits_two_heartbeats_for_the_others(pacer: Pacer) -> None:

@@ -20,7 +20,7 @@ from dist_wandb.exchange.protocol import plan, rounds, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
-from dist_wandb.exchange.protocol.placing import Cell, Placing
+from dist_wandb.exchange.protocol.placing import Placing
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row
 
@@ -144,19 +144,11 @@ def exchange(unit: Unit, action: str, rank: int, number: int) -> None:
 # Broken variants, each of which the judge must find in some job.
 
 
-def _finish_separately(self: Placing, key: Key, cell: Cell, row: tuple[int, int]) -> None:
-    place(self, key, cell, (row[0], row[1] + 10**6 * (1 + hash(key.name) % 2)))
-    self.calls.setdefault(cell.row or row, self.calls[row])
-
-
-place = Placing._place
 BROKEN: dict[str, tuple[Any, str, Any]] = {
     "each call has a row of its own": (Placing, "_home", lambda _self, call, _usual: call),
     "nobody is awaited": (Contributors, "awaited", lambda *_args, **_more: (NOBODY, False)),
     "nobody is flagged": (Contributors, "lacking", lambda *_: NOBODY),
     "another owner": (plan.Segment, "owner", property(lambda self: list(self.starts)[-1])),
-    "cells are separate": (Placing, "_place", _finish_separately),
-    "any call joins": (Placing, "_is_partner", lambda *_: True),
     "late values start a row": (table.Table, "recall", lambda self, row: self.memory.pop(row)),
     "calls are never held": (Contributors, "present", property(lambda _: NOBODY)),
 }
@@ -308,6 +300,22 @@ def test_a_call_waits_for_others_until_it_is_old() -> None:
     unit.log(1, {"loss": 3.0}, 1)
     unit.exchange()
     assert shown(unit)[1:] == [(1, {"loss": 2.0}, 0, False)]
+
+
+def test_a_call_waits_for_the_part_of_a_rank_that_is_held_up_before_it() -> None:
+    """Rank 0 gives its `b` after an `a` that waits for rank 1; meanwhile, the old call of rank 2 is taken."""
+    unit = Unit(3)
+    for rank, names in enumerate(("abc", "ab", "c")):
+        unit.log(rank, dict.fromkeys(names, 1.0), 0)
+    unit.settle()
+    unit.give_up(new_only=True)
+    unit.log(2, {"c": 1.0}, 1)
+    unit.now += 1.0
+    unit.log(0, {"a": 1.0}, 1)
+    for rank in (0, 1):
+        unit.log(rank, {"b": 1.0}, 1)
+    unit.exchange()
+    assert [unit.outcomes[rank].taken for rank in range(3)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("intent", [Intent.PAUSING, Intent.CLOSING])

@@ -137,6 +137,13 @@ def test_nobody_waits_if_there_is_more_or_the_rank_closes(rank: Rank) -> None:
     assert rank.rounds.intent is Intent.CLOSING
 
 
+def test_a_rank_that_closes_waits_for_a_device_between_its_rounds(rank: Rank) -> None:
+    rank.lifecycle.ask(Demand.CLOSE)
+    rank.inbox.computing = 1
+    assert rank.wait(Outcome()) == [0.25]
+    assert rank.wait(Outcome(), has_more=True) == []
+
+
 def test_log_waits_shortly_for_an_exchange_that_stands_still(rank: Rank) -> None:
     waited = [rank.put() for _ in range(1200)]
     assert {number: seconds for number, seconds in enumerate(waited, 1) if seconds} == {557: 1.5, 1115: 1.5}

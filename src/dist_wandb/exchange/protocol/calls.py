@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import chain, islice
@@ -227,8 +226,7 @@ class Block(NamedTuple):
         return Block(names, occurrences, step, stride, x + index * x_stride, x_stride, number - index)
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """The calls that a rank offers, and its state."""
 
     blocks: Sequence[Block] = ()  # the oldest calls of its outbox
@@ -242,7 +240,7 @@ class Offer:
     published: int = 0  # how often it has published something through the job's store
     new_names: Sequence[str | Sequence[str]] = ()  # names that it logs and that have no number yet, or their paths
     new_axes: Sequence[str] = ()  # names that it knows to be x axes of the user, and that the others do not
-    counts: dict[str, int] = field(default_factory=dict)  # how often it logged each name without a step; when closing
+    counts: Mapping[str, int] = {}  # how often it logged each name without a step; when closing
 
     def encoded(self, numbers: dict[str, int]) -> bytes:
         """Return it as bytes, given the numbers of the names."""
@@ -362,15 +360,14 @@ class Party:
 
 
 def parties_of(offers: Iterable[tuple[Ranks, Offer]]) -> list[Party]:
-    """Return the parties of the ranks that have made these offers, ordered by their lowest ranks."""
+    """Return the parties of the ranks that have made these offers: ordered by their lowest ranks, as the offers are."""
     equal: dict[int, list[tuple[Ranks, Offer]]] = {}
     for ranks, offer in offers:
         equal.setdefault(id(offer.blocks), []).append((ranks, offer))
-    parties = [
+    return [
         Party(NOBODY.union(*(ranks for ranks, _ in those)), those[0][1].blocks, max(offer.old for _, offer in those))
         for those in equal.values()
     ]
-    return sorted(parties, key=lambda party: party.lowest)
 
 
 @lru_cache(maxsize=4096)

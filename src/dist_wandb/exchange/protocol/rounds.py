@@ -202,16 +202,17 @@ class Rounds:
         rows, places = plan.apply(sums, maxima)
         own_rows = list(self._kept.take(plan.own_chosen, self.outbox.take(plan.taken)))
         late = tuple(key for _, one in plan.own_chosen for key in one.cells if table.cells[key].shown is not None)
-        offers, is_crowded = [offer for _, offer in plan.offers], len(table.open) > self._patience.most_open
+        each: Any = Offer._make(zip(*(offer for _, offer in plan.offers), strict=True))  # the fields of all offers
+        takes_all, is_crowded = plan.takes_all, len(table.open) > self._patience.most_open
         patience = self._patience._replace(
-            of_new=max(offer.give_up_new for offer in offers),
-            of_all=max(offer.give_up_all for offer in offers),
-            everything=plan.takes_all and all(offer.intent is not Intent.OPEN for offer in offers),
-            behind=any(offer.more > 0 for offer in offers),
+            of_new=max(each.give_up_new),
+            of_all=max(each.give_up_all),
+            everything=takes_all and Intent.OPEN not in each.intent,
+            behind=any(each.more),
         )
         new, every = self._gives_up  # not again what this round has announced
         self._gives_up = new if new > patience.of_new else NOTHING, every if every > patience.of_all else NOTHING
-        if not plan.takes_all:  # calls of before a rank was lost may follow
+        if not takes_all:  # calls of before a rank was lost may follow
             table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
         table.leave(plan.leaving)
         finished = list(Conclusion(table, plan.touched, patience).rows())
@@ -220,18 +221,17 @@ class Rounds:
         rows[:0] = self._kept.complete(row for owner, row in finished if owner not in places)  # taken earlier
         later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
         rows += self._kept.complete(row for _, row in sorted(later, key=itemgetter(0)))
-        done = patience.everything
-        regroup = any(offer.regroup for offer in offers)
+        done, regroup = patience.everything, any(each.regroup)
         # not yet if there were rows: a rank may now have to wait for the one that writes them
-        is_over = done and not finished and not any(offer.blocks for offer in offers)
+        is_over = done and not finished and not any(each.blocks)
         is_closed = is_over and not regroup and table.ranks.closed >= table.ranks.members
-        self.side_data.most_published = max(offer.published for offer in offers)
+        self.side_data.most_published = max(each.published)
         return Outcome(
             tuple(rows),
             closed=is_closed,
             paused=done,
-            more=patience.behind or any(offer.new_names for offer in offers) or (done and not is_closed),
-            awaits=bool(table.open) or not plan.takes_all,
+            more=patience.behind or any(each.new_names) or (done and not is_closed),
+            awaits=bool(table.open) or not takes_all,
             crowded=is_crowded,
             regroup=regroup,
             taken=plan.taken,
