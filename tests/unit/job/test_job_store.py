@@ -61,14 +61,6 @@ def test_published_values_are_fetched_unchanged(at: At, value: Any) -> None:
     assert at(1).wait_get("key", "rank 0") == value
 
 
-def test_try_get_does_not_wait(at: At) -> None:
-    started = time.monotonic()
-    assert at(1).try_get("key") is None
-    assert time.monotonic() - started < PATIENCE / 2
-    at(0).publish("key", "there")
-    assert at(1).try_get("key") == "there"
-
-
 @pytest.mark.parametrize("junk", ["junk", "{", "\x80", "[" * 200_000], ids=["text", "{", "\\x80", "deep"])
 def test_malformed_values_are_reported_with_their_key(at: At, store: dist.Store, junk: str) -> None:
     here, keys = at(0, 1), dist.PrefixStore("DistWandbLogger/1", store)
