@@ -196,12 +196,11 @@ def agree(at: At, number: int, requested: str | None = None, proposed: str | Non
     return agree_on_base_id(at(number, 3), rank(number, 3), requested, proposed, "DistWandbLogger/1")
 
 
-def test_only_the_proposal_of_rank_0_is_used(at: At, on_ranks: OnRanks) -> None:
-    assert on_ranks(3, lambda number: agree(at, number, proposed=f"proposal-{number}")) == ["proposal-0"] * 3
-
-
-def test_the_users_id_has_precedence_over_a_proposal(at: At, on_ranks: OnRanks) -> None:
-    assert on_ranks(3, lambda number: agree(at, number, requested="mine", proposed="other")) == ["mine"] * 3
+@pytest.mark.parametrize(("requested", "agreed"), [(None, "proposal-0"), ("mine", "mine")])
+def test_the_users_id_is_used_or_the_proposal_of_rank_0(
+    at: At, on_ranks: OnRanks, requested: str | None, agreed: str
+) -> None:
+    assert on_ranks(3, lambda number: agree(at, number, requested, f"proposal-{number}")) == [agreed] * 3
 
 
 def alone(number: int, *, requested: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
