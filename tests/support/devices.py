@@ -16,36 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeAlias
 from unittest import mock
 
 import torch
-
-
-class Device(Protocol):
-    """What the tests need of a device."""
-
-    def tensor(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return a tensor without dimensions on the device, made without waiting for it."""
-
-    def stream(self) -> contextlib.AbstractContextManager[object]:
-        """Make another stream the current one."""
-
-    def occupied(self) -> contextlib.AbstractContextManager[None]:
-        """Keep the device from whatever is submitted to the current stream in the block, and check that it was kept."""
-
-    def work(self, seconds: float) -> None:
-        """Submit work of about so many seconds to the current stream."""
-
-    def is_idle(self) -> bool:
-        """Return whether the device has done all work of the current stream."""
-
-    def no_waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Raise if this thread waits for the device."""
-
-    def fail(self) -> None:
-        """Make the device fail: now, or as soon as it gets there."""
-
 
 cuda: Any = torch.cuda  # not all of it has types
 
@@ -54,15 +28,18 @@ class Cuda:
     """The CUDA device of the machine."""
 
     def tensor(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return a tensor without dimensions on the device, made without waiting for it."""
         return torch.full((), value, device="cuda").to(dtype)
 
     def stream(self) -> contextlib.AbstractContextManager[object]:
+        """Make another stream the current one."""
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())
         return cuda.stream(side)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:
+        """Keep the device from whatever is submitted to the current stream in the block, and check that it was kept."""
         self.work(2)
         event = cuda.Event()
         event.record()
@@ -70,13 +47,16 @@ class Cuda:
         assert not event.query(), "the host waited for the device, or took two seconds for this"
 
     def work(self, seconds: float) -> None:
+        """Submit work of about so many seconds to the current stream."""
         cuda._sleep(int(seconds * 1_800_000_000))  # cycles, at about 1.8 GHz
 
     def is_idle(self) -> bool:
+        """Return whether the device has done all work of the current stream."""
         return bool(cuda.current_stream().query())
 
     @contextlib.contextmanager
     def no_waiting(self) -> Iterator[None]:
+        """Raise if this thread waits for the device."""
         cuda.set_sync_debug_mode("error")
         try:
             yield
@@ -84,6 +64,7 @@ class Cuda:
             cuda.set_sync_debug_mode("default")
 
     def fail(self) -> None:
+        """Make the device fail: now, or as soon as it gets there."""
         torch.zeros(1, device="cuda")[torch.full((1,), 7, device="cuda")]  # an assertion of the kernel
 
 
@@ -218,7 +199,7 @@ class StandIn:
         if self._has_failed:
             raise RuntimeError("the device has failed")
 
-    # As of `Device`
+    # As of `Cuda`
 
     def tensor(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         self._check()
@@ -258,6 +239,9 @@ class StandIn:
 
     def fail(self) -> None:
         self._has_failed = True
+
+
+Device: TypeAlias = Cuda | StandIn
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from dist_wandb.job.launch import DetectedLauncher, Launch, detected_launchers, 
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import current_server, requested, sweeps
 from dist_wandb.settings.config_values import without_passwords, without_values
-from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
+from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import (
     RANK_SCOPES,
     RUN_MODES,
@@ -38,8 +38,6 @@ from dist_wandb.settings.plan import (
     RunMode,
     RunPlan,
     beside_trial,
-    check_rank_scope,
-    check_run_mode,
     needs_layout,
     plan_run,
     too_large,
@@ -109,8 +107,8 @@ def examine(
     setup = current_server.setup(trusted_server)
     setup = replace(setup, problem=without_values(setup.problem))
     try:
-        mode = check_run_mode(run_mode_or_default(run_mode))
-        scope = check_rank_scope(rank_scope_or_default(rank_scope))
+        options = Options.among({"run_mode": run_mode, "rank_scope": rank_scope})
+        mode, scope = options.run_mode, options.rank_scope
         if topology is not None:
             plan = _plan(topology, mode, scope)
     except ConfigurationError as error:

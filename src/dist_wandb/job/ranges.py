@@ -7,7 +7,7 @@ from itertools import groupby
 
 _MOST_PARTS = 4  # maximum number of listed ranges; of more, the first ones and the last
 _LEAST = 3  # minimum number of consecutive ranks in a range
-_MOST = 20  # maximum number of ranges or ranks in a message
+_MOST = 20  # maximum number of ranges in a message
 
 
 def spans_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
@@ -56,11 +56,9 @@ def ranges_of(ranks: Iterable[int]) -> str:
 def named(ranks: Iterable[int], ranks_per_node: int | None = None) -> str:
     """Format global ranks for a message: "rank 3", "ranks 1, 8-11", or "ranks 8-23 (nodes 1-2)" with 8 on each node."""
     found = spans_of(ranks)
-    texts = [text for first, last in found for text in _texts(first, last, ranks_per_node)]
-    if len(texts) > _MOST:
-        rest = sum(last - first + 1 for first, last in found) - len(numbers_in(found[:_MOST]))
-        texts = [text for first, last in found[:_MOST] for text in _texts(first, last, ranks_per_node)]
-        texts += [f"and {rest} more"] * (rest > 0)
+    texts = [text for first, last in found[:_MOST] for text in _texts(first, last, ranks_per_node)]
+    if rest := sum(last - first + 1 for first, last in found[_MOST:]):
+        texts.append(f"and {rest} more")
     return f"{'rank' if found and found[0][0] == found[-1][1] else 'ranks'} {', '.join(texts)}"
 
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_ATTEMPTS = 3  # of a secondary: the server may not know the run yet (wandb issues 9871, 10497)
-_PAUSE = 1.0  # seconds before the second attempt, doubled before the third
+_RETRIES = 2  # of a secondary: the server may not know the run yet (wandb issues 9871, 10497)
+_PAUSE = 1.0  # seconds before the first retry, doubled before the second
 
 
 class OpenedRun(TypedDict):
@@ -146,16 +146,13 @@ class Opening:
     def _open(self) -> AnyRun:
         offline = self._is_primary_offline()
         self._publish_start()
-        attempts = _ATTEMPTS if self.plan.has_writers and not self.plan.primary else 1
-        pause = _PAUSE
-        for _ in range(attempts - 1):
+        for number in range(_RETRIES if self.plan.has_writers and not self.plan.primary else 0):
             try:
                 return self.attempt(offline=offline)
             except UnavailableError as error:
                 _log.debug("dist_wandb: rank %d tries again: %s", self.topology.global_rank, error)
             self._drop_failed_run()
-            time.sleep(pause)
-            pause *= 2
+            time.sleep(_PAUSE * 2**number)
         return self.attempt(offline=offline)
 
     def attempt(self, *, offline: bool) -> AnyRun:

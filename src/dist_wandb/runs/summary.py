@@ -158,9 +158,8 @@ class SummaryWrites:
         # Of writes so far, and of actions that were put off. A call of `log` with this number follows all of them.
         self.count: int = 0
         self._numbers = itertools.count(1)
-        self._writes: dict[
-            str, tuple[_Write, ...]
-        ] = {}  # by the first name of their paths; only the user's threads change it
+        # By the first name of their paths; only the user's threads change it.
+        self._writes: dict[str, tuple[_Write, ...]] = {}
         self._replaced: dict[str, int] = {}  # by name: the number of the last write that a later row has replaced
         self._open: dict[str, None] = {}  # the names of the row that has not ended
         self._x: int | None = None  # its position

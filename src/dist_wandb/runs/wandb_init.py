@@ -78,10 +78,7 @@ def open_run(
         arguments.update(_planned_arguments(plan, topology, arguments))
     if upload_timeout is not None:
         arguments["settings"] = _settings_with_limits(arguments.get("settings"), upload_timeout)
-    if create_new and arguments.get("reinit") in (
-        None,
-        "default",
-    ):  # LightningCLI passes None for what is not in its file
+    if create_new and arguments.get("reinit") in (None, "default"):  # LightningCLI passes None if it is not in its file
         arguments["reinit"] = "create_new"
     _choose_directory(arguments, topology, is_own=topology.world_size > 1 and (plan.own_directory or plan.attaches))
     check_workspace()

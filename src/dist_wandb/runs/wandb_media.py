@@ -134,13 +134,15 @@ def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return dict([(one.name or name, one.value) if type(one) is AsLogged else (name, one) for name, one in row.items()])
 
 
-def has_merged(row: Mapping[str, Any]) -> bool:
-    return not _MERGED.isdisjoint(map(type, row.values()))
-
-
 @contextmanager
-def made_of_merged(row: Mapping[str, Any], warn: Callable[[str, Exception], None]) -> Iterator[dict[str, Any]]:
-    """Convert merged tables and images of a row, to be logged inside the context; what fails is left out: `warn`."""
+def made_of_merged(row: Mapping[str, Any], warn: Callable[[str, Exception], None]) -> Iterator[Mapping[str, Any]]:
+    """Convert merged tables and images of a row, to be logged inside the context; what fails is left out: `warn`.
+
+    A row without any is yielded itself.
+    """
+    if _MERGED.isdisjoint(map(type, row.values())):
+        yield row
+        return
     with ExitStack() as stack:
 
         @cache

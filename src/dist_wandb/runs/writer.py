@@ -23,14 +23,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
 from dist_wandb.runs.interception import original
-from dist_wandb.runs.wandb_media import AsLogged, has_merged, is_media, made_of_merged, may_change, with_taken
+from dist_wandb.runs.wandb_media import AsLogged, is_media, made_of_merged, may_change, with_taken
 
 if TYPE_CHECKING:
     from dist_wandb.payloads.scalars import Paths
@@ -160,7 +160,7 @@ class RunWriter:
         """Log a row and, unless nothing is left of it, `others`."""
         if not self._run:
             return
-        with made_of_merged(row, self._warn) if has_merged(row) else nullcontext(row) as made:
+        with made_of_merged(row, self._warn) as made:
             if made is not row and not made.keys() - {self.step_metric}:
                 return
             whole = {**made, **others}

@@ -170,8 +170,10 @@ class Options:
     def among(cls, arguments: Mapping[str, Any]) -> Options:
         """Select the options of a call; else the enclosing decorator's, the environment's, the default."""
         given = {name: arguments[name] for name in OPTION_NAMES if name in arguments}
-        given["run_mode"] = run_mode_or_default(given.get("run_mode"))
-        given["rank_scope"] = rank_scope_or_default(given.get("rank_scope"))
+        checks: dict[str, Callable[[object], Any]] = {"run_mode": check_run_mode, "rank_scope": check_rank_scope}
+        for name, check in checks.items():
+            if given.get(name) is None:
+                given[name] = _ambient(name, check) or getattr(cls, name)
         return cls(**given)
 
     @property
@@ -246,16 +248,6 @@ class Current(Generic[_T]):
 _NOTHING: Mapping[str, Any] = {}
 around: Current[Mapping[str, Any]] = Current("around", _NOTHING)
 """The arguments of the enclosing decorator `wandb_init`."""
-
-
-def run_mode_or_default(run_mode: RunMode | None) -> RunMode:
-    """Return the run mode: as given, else from the enclosing decorator, else from the environment, else `"auto"`."""
-    return run_mode if run_mode is not None else _ambient("run_mode", check_run_mode) or "auto"
-
-
-def rank_scope_or_default(rank_scope: RankScope | None) -> RankScope:
-    """Return the rank scope, looked up as in `run_mode_or_default`; else `"global"`."""
-    return rank_scope if rank_scope is not None else _ambient("rank_scope", check_rank_scope) or "global"
 
 
 def _ambient(name: str, check: Callable[[object], _T]) -> _T | None:

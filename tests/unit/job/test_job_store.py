@@ -61,14 +61,6 @@ def test_published_values_are_fetched_unchanged(at: At, value: Any) -> None:
     assert at(1).wait_get("key", "rank 0") == value
 
 
-def test_try_get_does_not_wait(at: At) -> None:
-    started = time.monotonic()
-    assert at(1).try_get("key") is None
-    assert time.monotonic() - started < PATIENCE / 2
-    at(0).publish("key", "there")
-    assert at(1).try_get("key") == "there"
-
-
 @pytest.mark.parametrize("junk", ["junk", "{", "\x80", "[" * 200_000], ids=["text", "{", "\\x80", "deep"])
 def test_malformed_values_are_reported_with_their_key(at: At, store: dist.Store, junk: str) -> None:
     here, keys = at(0, 1), dist.PrefixStore("DistWandbLogger/1", store)
@@ -204,12 +196,11 @@ def agree(at: At, number: int, requested: str | None = None, proposed: str | Non
     return agree_on_base_id(at(number, 3), rank(number, 3), requested, proposed, "DistWandbLogger/1")
 
 
-def test_only_the_proposal_of_rank_0_is_used(at: At, on_ranks: OnRanks) -> None:
-    assert on_ranks(3, lambda number: agree(at, number, proposed=f"proposal-{number}")) == ["proposal-0"] * 3
-
-
-def test_the_users_id_has_precedence_over_a_proposal(at: At, on_ranks: OnRanks) -> None:
-    assert on_ranks(3, lambda number: agree(at, number, requested="mine", proposed="other")) == ["mine"] * 3
+@pytest.mark.parametrize(("requested", "agreed"), [(None, "proposal-0"), ("mine", "mine")])
+def test_the_users_id_is_used_or_the_proposal_of_rank_0(
+    at: At, on_ranks: OnRanks, requested: str | None, agreed: str
+) -> None:
+    assert on_ranks(3, lambda number: agree(at, number, requested, f"proposal-{number}")) == [agreed] * 3
 
 
 def alone(number: int, *, requested: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:

@@ -84,16 +84,6 @@ def test_a_fork_starts_its_own_threads() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_nested_call_uses_the_same_thread_unless_its_limit_is_shorter(over: threading.Event) -> None:
-    def call_again() -> tuple[int, int]:
-        return threading.get_ident(), TimedCaller(2 * SOON).call(threading.get_ident)
-
-    outer, inner = TimedCaller(SOON).call(call_again)
-    assert outer == inner
-    with pytest.raises(UnansweredError):
-        TimedCaller(SOON).call(lambda: TimedCaller(0.1).call(over.wait))
-
-
 def test_a_slow_call_is_given_up_and_later_ones_fail_at_once(over: threading.Event) -> None:
     caller = TimedCaller(0.2)
     with pytest.raises(UnansweredError, match=r"not answered for \d+\.\d s"):

@@ -47,11 +47,6 @@ WHOLE = FakeDTensor.of(torch.tensor(2.5, requires_grad=True), True, True)
 PART = FakeDTensor.of(torch.tensor(2.5), True, False)
 
 
-def test_the_local_copy_of_a_replicated_tensor_is_used() -> None:
-    assert copied_row({"x": WHOLE, "y": WHOLE}, 0) == {"x": 2.5, "y": 2.5}
-    assert copied_weight(WHOLE, 0) == 2.5
-
-
 def test_a_part_of_a_tensor_is_refused_without_communication() -> None:
     message = (
         r"'norm' is a DTensor of which rank 3 has only a part \(its placements are .*\.full_tensor\(\) on every rank"

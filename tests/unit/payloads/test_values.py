@@ -49,6 +49,7 @@ def test_python_values_are_unchanged(value: object) -> None:
         (np.int64(7), 7),
         (np.uint8(7), 7),
         (np.bool_(True), True),
+        (torch.tensor(True), True),
         (np.array(0.5), 0.5),
         (np.array(7), 7),
         (np.str_("text"), "text"),
@@ -65,10 +66,6 @@ def test_scalars_of_other_libraries_become_python_numbers(value: object, expecte
 def test_tensors_of_one_element_become_python_numbers(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.full(shape, 3, dtype=dtype)
     assert same(copied_row({"x": tensor}, 0)["x"], 3.0 if dtype.is_floating_point else 3)
-
-
-def test_a_bool_tensor_becomes_a_bool() -> None:
-    assert copied_row({"x": torch.tensor(True)}, 0)["x"] is True
 
 
 def test_a_tensor_of_a_graph_is_detached() -> None:

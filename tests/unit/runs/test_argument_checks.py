@@ -89,31 +89,19 @@ def test_a_forbidden_character_is_named_and_an_id_without_it_proposed(character:
         ("a:b/c", "has ':' and '/', which W&B refuses"),
         *((run_id, "is empty, or has white space around it") for run_id in ("", " ", " a", "a ", "a\n", "\ta")),
         *(
-            (given_id, f"id=… is {type(given_id).__name__}, but a run id is text")
+            (given_id, f" is {type(given_id).__name__}, but a run id is text")
             for given_id in (7, True, b"a", Path("a"))
         ),
         *((run_id, "names a directory") for run_id in (".", "..")),
+        *((f"a{odd}b", "which cannot be printed") for odd in ("\x1b", "\0", "\x9b", "\u202e", "\ud800", "\n")),
+        *(("x" * size, f"has {size} characters ({size} bytes), but a run id may have 128") for size in (129, 5000)),
+        ("é" * 97, "has 97 characters (194 bytes), but a run id may have 128 (192 bytes) at most"),
     ],
 )
 def test_what_is_wrong_with_an_id_is_named(run_id: object, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(message)):
-        check_id(run_id, "id=…")
-
-
-@pytest.mark.parametrize("character", ["\x1b", "\0", "\x9b", "\u202e", "\ud800", "\n"])
-def test_a_character_that_cannot_be_printed_is_refused_and_not_shown(character: str) -> None:
-    run_id = f"a{character}b"
-    with pytest.raises(ConfigurationError, match="which cannot be printed") as refused:
+    with pytest.raises(ConfigurationError, match=re.escape(message)) as refused:
         check_id(run_id, f"id={run_id!r}")
     assert str(refused.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    ("run_id", "size"), [("x" * 129, "129"), ("é" * 97, r"97 characters \(194 bytes"), ("x" * 5000, "5000")]
-)
-def test_an_id_too_long_for_file_names_is_refused(run_id: str, size: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{size}.*a run id may have 128") as refused:
-        check_id(run_id, f"id={run_id!r}")
     assert len(str(refused.value)) < 400
 
 

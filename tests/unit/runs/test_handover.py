@@ -15,13 +15,6 @@ from dist_wandb.runs.null_run import NullRun
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
-def test_a_run_is_passed_as_a_pickle() -> None:
-    run: Any = SimpleNamespace(id="exp")
-    data = wandb_private.pickled_run(run)
-    assert data is not None
-    assert wandb_private.unpickled_run(data) == run
-
-
 class Run:
     """A run that leaves out its config, as wandb's does."""
 

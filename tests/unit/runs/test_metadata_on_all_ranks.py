@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,9 +30,9 @@ NODES = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
 LIMITS = Limits(join_timeout=0.3, finish_timeout=0.3, heartbeat=0.05)
 
 
-def alone(rank: int, **limits: Any) -> Session:
-    options = Options(limits=replace(LIMITS, **limits))
-    return opener.open_session(options, {}, integration="test", topology=TWO[rank], number=1, create_new=False)
+def alone(rank: int) -> Session:
+    options, given = Options(limits=LIMITS), {"id": "exp"}
+    return opener.open_session(options, given, integration="test", topology=TWO[rank], number=1, create_new=False)
 
 
 def test_a_rank_without_a_run_receives_all_metadata(job: Job, fake_wandb: FakeWandb) -> None:
@@ -74,7 +73,7 @@ def test_metadata_have_the_same_types_as_on_the_rank_with_the_run(job: Job, fake
     assert not run.notes.deeper()
 
 
-def test_the_first_read_waits_for_the_primary_until_the_timeout(
+def test_the_first_read_waits_for_the_primary_until_the_timeout_but_a_planned_id_is_known(
     store: dist.Store,
     fake_wandb: FakeWandb,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,12 +85,12 @@ def test_the_first_read_waits_for_the_primary_until_the_timeout(
         assert (second.run.name, second.run.url) == (None, None)
     with monkeypatch.context() as after_that:
         after_that.setattr("dist_wandb.session.job_link.poll", lambda *_: pytest.fail("the wait must happen only once"))
-        for name in METADATA:
-            assert not getattr(second.run, name)
+        assert {name for name in METADATA if getattr(second.run, name)} == {"id"}
+        assert second.run.id == "exp"
     assert 0.2 < time.monotonic() - began < 20
     first = alone(0)
-    eventually(lambda: second.run.id == fake_wandb.runs[0].id)
-    assert second.run.url == first.url
+    eventually(lambda: second.run.url == first.url)
+    assert second.run.id == fake_wandb.runs[0].id == "exp"
 
 
 def test_the_address_of_a_run_on_disk_is_not_read() -> None:
@@ -139,13 +138,3 @@ def test_methods_with_a_result_are_those_of_wandb() -> None:
     }
     assert {"use_artifact", "define_metric"} <= giving <= GIVE_BACK
     assert GIVE_BACK.isdisjoint({"log", "watch", "alert", "finish", "something"})
-
-
-def test_a_planned_id_is_known_before_the_run_is_open(store: dist.Store) -> None:
-    begin_to_open(store)
-    options = Options(limits=LIMITS)
-    second = opener.open_session(
-        options, {"id": "exp"}, integration="test", topology=TWO[1], number=1, create_new=False
-    )
-    with pytest.warns(UserWarning, match="did not open its run"):
-        assert second.run.id == "exp"

@@ -106,8 +106,15 @@ def test_what_the_server_answers_about_the_arguments_is_an_error(
     assert "dist-wandb sync" not in caplog.text
 
 
-@pytest.mark.parametrize("error", [*map(wandb.errors.CommError, SILENCE), wandb.Error(LAST_ATTEMPT.format(500))])
-def test_without_an_answer_the_run_goes_offline(unreliable: Any, error: wandb.Error) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        *map(wandb.errors.CommError, SILENCE),
+        wandb.Error(LAST_ATTEMPT.format(500)),
+        wandb.errors.UsageError("No API key configured. Use `wandb login` to log in."),
+    ],
+)
+def test_without_an_answer_or_credentials_the_run_goes_offline(unreliable: Any, error: wandb.Error) -> None:
     wandb_ = unreliable(error, online=1)
     assert dist_wandb.init().run.offline
     assert wandb_.opened == ["online", "offline"]
@@ -344,9 +351,3 @@ def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
     messages = [str(warning.message) for warning in warned]
     assert sum("id='mine' is not used, but WANDB_RUN_ID=t7" in text for text in messages) == 1  # by one rank
     assert sum("accepts one run as a trial" in text for text in messages) == (len(set(ids)) > 1)
-
-
-def test_missing_credentials_count_as_unavailable(unreliable: Any) -> None:
-    wandb_ = unreliable(wandb.errors.UsageError("No API key configured. Use `wandb login` to log in."), online=1)
-    assert dist_wandb.init().run.offline
-    assert wandb_.opened == ["online", "offline"]

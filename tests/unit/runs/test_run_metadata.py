@@ -1,13 +1,15 @@
-"""Location, address and metadata of a run."""
+"""Location, address and metadata of a run, and the arguments that other ranks receive."""
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import wandb
 from opened_runs import FIRST, opened
 
 from dist_wandb.runs import run_metadata
@@ -68,3 +70,17 @@ def test_without_wandb_loaded_no_run_is_in_progress(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "wandb")
     assert run_metadata.running_run() is None
     assert "wandb" not in sys.modules
+
+
+def test_only_values_that_json_can_hold_are_published() -> None:
+    config = {"lr": 0.1, "bounds": (0, (1, 2)), "least": float("-inf"), "names": [{"a": ()}], "model": object()}
+    kept = {"project": "digits", "tags": ["a", "b"], "job_type": "", "mode": "offline"}
+    others = {"notes": None, "settings": wandb.Settings(), "id": "exp"}
+    published = run_metadata.arguments_for_others({**kept, **others, "dir": Path("logs"), "config": config})
+    assert json.loads(json.dumps(published)) == {
+        **kept,
+        "dir": "logs",
+        "config": {"lr": 0.1, "bounds": [0, [1, 2]], "least": float("-inf"), "names": [{"a": []}]},
+    }
+    nan = {"x": float("nan"), "y": [float("nan")]}
+    assert repr(run_metadata.arguments_for_others({"config": nan})) == repr({"config": nan})

@@ -150,7 +150,7 @@ def test_the_directory_of_a_rank_is_below_the_users(
 def test_offline_and_disabled_stay_so_in_every_run_mode(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, rank_mode: str, wandb_mode: str, where: str
 ) -> None:
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {"dir": "logs"}
     if where == "argument":
         arguments["mode"] = wandb_mode
     elif where == "settings":
@@ -163,6 +163,9 @@ def test_offline_and_disabled_stay_so_in_every_run_mode(
     opened(FIRST, rank_mode, arguments)
     (passed,) = fake_wandb.arguments
     assert passed.get("mode") == before.get("mode")
+    if wandb_mode == "disabled":
+        assert passed["dir"] == "logs"
+        assert Path("logs").exists() is (where == "wandb offline")
     if rank_mode == "shared" and wandb_mode != "disabled":  # system metrics are labelled when they are recorded
         assert set_by_user(passed["settings"]) == {**set_by_user(before.get("settings")), "x_label": "rank-0"}
         assert "x_label" not in set_by_user(before.get("settings"))
@@ -172,21 +175,6 @@ def test_offline_and_disabled_stay_so_in_every_run_mode(
 
 def set_by_user(settings: wandb.Settings | None) -> dict[str, Any]:
     return {} if settings is None else {name: getattr(settings, name) for name in settings.model_fields_set}
-
-
-@pytest.mark.parametrize("rank_mode", ["auto", "shared", "new"])
-@pytest.mark.parametrize("where", ["argument", "environment"])
-def test_a_disabled_run_creates_no_directory(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, rank_mode: str, where: str
-) -> None:
-    arguments = {"dir": "logs"}
-    if where == "argument":
-        arguments["mode"] = "disabled"
-    else:
-        monkeypatch.setenv("WANDB_MODE", "disabled")
-    opened(FIRST, rank_mode, arguments)
-    assert fake_wandb.arguments[0]["dir"] == "logs"
-    assert not Path("logs").exists()
 
 
 @pytest.mark.parametrize("topology", [SINGLE, FIRST], ids=["world of one", "two ranks"])

@@ -120,6 +120,26 @@ def test_the_config_of_omegaconf_is_resolved(omegaconf: type[DictConfig], fake_w
     assert (type(missing), missing) == (dict, {"at": "${nowhere}"})
 
 
+class Settings:
+    """An object in which a script may keep its hyperparameters."""
+
+    def __init__(self) -> None:
+        self.lr = 0.1
+        self.__dict__["__hidden"] = 1
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        ({"lr": 0.1, 2: "two"}, {"lr": 0.1, "2": "two"}),
+        (Settings(), {"lr": 0.1}),
+        *((other, {}) for other in (None, "config.yaml", Settings, 5, [1])),
+    ],
+)
+def test_given_values_are_read_by_name(config: object, values: dict[str, Any]) -> None:
+    assert given_values(config) == values
+
+
 def test_objects_of_values_that_are_set_later_are_plain_values(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     session.config["of"], session.config.more = Namespace(layers=Layers()), Layers()

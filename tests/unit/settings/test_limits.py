@@ -1,41 +1,31 @@
 """Limits: their checks, and the two waits that finish_timeout bounds."""
 
 import re
-from dataclasses import fields
+from itertools import product
 from typing import Any
 
 import pytest
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.settings.options import Limits, as_limits
+from dist_wandb.settings.options import LIMIT_NAMES, Limits, as_limits
 
 SECONDS = ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat")
 NOT_POSITIVE = ("60", True, False, 0, -1.5, float("nan"), [1.0])
 
 
-@pytest.mark.parametrize("value", NOT_POSITIVE, ids=repr)
-@pytest.mark.parametrize("name", SECONDS)
-def test_a_time_that_is_not_positive_seconds_is_refused(name: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *product((*SECONDS, "max_pending_rows"), NOT_POSITIVE),
+        *((name, None) for name in LIMIT_NAMES if name != "finish_timeout"),
+        ("max_pending_rows", 1.5),
+    ],
+)
+def test_a_limit_that_is_not_positive_is_refused(name: str, value: object) -> None:
     limits: dict[str, Any] = {name: value}
-    with pytest.raises(
-        ConfigurationError, match=re.escape(f"{name} must be a positive number of seconds, got {value!r}.")
-    ):
-        Limits(**limits)
-
-
-@pytest.mark.parametrize("value", [*NOT_POSITIVE, 1.5, None], ids=repr)
-def test_a_number_of_rows_that_is_not_a_positive_integer_is_refused(value: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=re.escape(f"max_pending_rows must be a positive integer, got {value!r}.")
-    ):
-        Limits(max_pending_rows=value)
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(Limits) if field.name != "finish_timeout"])
-def test_only_finish_timeout_may_be_none(name: str) -> None:
-    limits: dict[str, Any] = {name: None}
-    with pytest.raises(ConfigurationError, match=f"{name} must be a positive"):
+    what = "integer" if name == "max_pending_rows" else "number of seconds"
+    with pytest.raises(ConfigurationError, match=re.escape(f"{name} must be a positive {what}, got {value!r}.")):
         Limits(**limits)
 
 
@@ -51,7 +41,7 @@ def test_finish_timeout_bounds_the_ranks_and_the_upload(given: float | None, flu
     assert (limits.flush_timeout, limits.upload_timeout) == (flush, upload)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
+@pytest.mark.parametrize("name", LIMIT_NAMES)
 def test_a_separate_limit_is_refused_with_a_hint_to_limits(name: str) -> None:
     given: dict[str, Any] = {name: 7}
     message = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from dist_wandb.settings.plan import (
 
 Planned = list[tuple[Topology, RunPlan]]
 
+TABLE: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
+
 layouts = st.lists(st.integers(1, 8), min_size=1, max_size=6)
 several_ranks = layouts.filter(lambda layout: sum(layout) > 1)
 modes = st.sampled_from(RUN_MODES)
@@ -35,11 +38,13 @@ ids = st.text("abz059-_.", min_size=1, max_size=8)
 groups = st.none() | ids
 
 
-def ranks(layout: list[int]) -> Iterator[Topology]:
-    """Yield all ranks of a job; `layout` has the number of ranks of each node."""
-    for node, size in enumerate(layout):
-        for local_rank in range(size):
-            yield Topology(sum(layout[:node]) + local_rank, local_rank, node, sum(layout), size, len(layout))
+def ranks(layout: list[int], primary: int | None = None) -> list[Topology]:
+    """Return all ranks of a job; `layout` has the number of ranks of each node."""
+    places = [(node, local_rank) for node, size in enumerate(layout) for local_rank in range(size)]
+    return [
+        Topology(rank, local_rank, node, len(places), layout[node], len(layout)).led_by(primary)
+        for rank, (node, local_rank) in enumerate(places)
+    ]
 
 
 def plan_all(layout: list[int], mode: str, scope: str, base_id: str = "exp", group: str | None = None) -> Planned:
@@ -125,7 +130,7 @@ def test_a_base_id_is_required_exactly_if_the_plan_uses_it(layout: list[int], mo
 def test_a_plan_without_the_base_id_it_needs_is_refused(rank: int, mode: str, scope: str) -> None:
     message = f"run_mode='{mode}' makes the run id of rank {rank} from a base id, but none was given"
     with pytest.raises(ConfigurationError, match=message):
-        plan_run(list(ranks([2, 2]))[rank], mode, scope, None)
+        plan_run(ranks([2, 2])[rank], mode, scope, None)
 
 
 @pytest.mark.parametrize("mode", RUN_MODES)
@@ -185,7 +190,7 @@ def test_one_rank_of_each_node_records_its_hardware(
     plans = [plan_run(rank, mode, scope, "exp", all_nodes=True) for rank in ranks(layout)]
     assert [plan.hardware for plan in plans] == labels
     for rank, plan in zip(ranks(layout), plans, strict=True):
-        assert dataclasses.replace(plan, hardware=None) == plan_run(rank, mode, scope, "exp")
+        assert replace(plan, hardware=None) == plan_run(rank, mode, scope, "exp")
         assert plan.attaches == (plan.hardware is not None and rank.global_rank > 0)
         assert plan.has_writers == (plan.shared or plan.hardware is not None)
         if plan.hardware is not None:
@@ -198,3 +203,56 @@ def test_the_rank_that_records_hardware_is_not_guessed() -> None:
     assert needs_layout(unknown, "auto", "global", all_nodes=True)
     with pytest.raises(TopologyError, match="needs the num_nodes of rank 1"):
         plan_run(unknown, "auto", "global", "exp", all_nodes=True)
+
+
+# --- the last rank leads, as under Megatron-LM ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
+def test_the_last_rank_of_each_unit_opens_the_runs_of_the_table(case: dict[str, Any]) -> None:
+    topologies = ranks(case["ranks_per_node"], primary=-1)
+    plans = [plan_run(topology, case["run_mode"], case["rank_scope"], "exp") for topology in topologies]
+    expected = {(rank["run_id"], rank["group"]) for rank in case["ranks"] if rank["run_id"]}
+    assert {(plan.run_id, plan.group) for plan in plans if plan.run_id} == expected
+    assert [plan.label for plan in plans] == [rank["label"] for rank in case["ranks"]]
+    by_node = case["rank_scope"] == "worker"
+    for topology, plan in zip(topologies, plans, strict=True):
+        size = topology.local_world_size if by_node else topology.world_size
+        is_last = (topology.local_rank if by_node else topology.global_rank) == (size or 0) - 1
+        assert plan.announces is is_last
+        assert plan.primary is (is_last or plan.run_mode == "new")
+        assert plan.opens_run is (is_last or plan.run_mode != "auto")
+
+
+def test_hardware_of_a_node_is_recorded_by_its_last_rank() -> None:
+    plans = [plan_run(topology, "auto", "global", "exp", all_nodes=True) for topology in ranks([2, 2], primary=-1)]
+    assert [plan.hardware for plan in plans] == [None, "worker-0", None, "worker-1"]
+    assert [plan.attaches for plan in plans] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("mode", RUN_MODES)
+def test_a_node_of_unknown_size_is_no_unit(mode: str) -> None:
+    unknown = Topology(5, 1, 1, 8, None, 2)
+    for topology in (unknown, unknown.led_by(-1)):
+        with pytest.raises(TopologyError, match="needs the local_world_size of rank 5 of 8"):
+            plan_run(topology, mode, "worker", "exp")
+    assert plan_run(unknown, "shared", "global", "exp").label == "worker-1-rank-1"
+
+
+# --- a job that a sweep's agent has started ---------------------------------------------------------------------------
+
+
+@given(layouts, modes, scopes, st.data())
+def test_only_the_run_of_the_jobs_primary_is_the_trial(
+    layout: list[int], mode: str, scope: str, data: st.DataObject
+) -> None:
+    topologies = ranks(layout, data.draw(st.integers(-1, sum(layout) - 1)))
+    alone = [plan_run(topology, mode, scope, "t7") for topology in topologies]
+    plans = [plan_run(topology, mode, scope, "t7", in_sweep=True) for topology in topologies]
+    before, now = (list(map(unit_run_id, of)) for of in (alone, plans))
+    renamed = before[topologies[0].coordinator]
+    assert now == ["t7" if run_id == renamed else run_id for run_id in before]
+    assert [plan.is_trial for plan in plans] == [run_id == renamed for run_id in before]
+    assert [replace(plan, run_id=None, is_trial=False) for plan in plans] == [
+        replace(plan, run_id=None) for plan in alone
+    ]
