@@ -11,7 +11,6 @@ from wandb_records import RecordedRun, column
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
 STEPS = 4
 BEHIND = {f"behind-{turn}-rank-{rank}": {0: 10.0 * turn + rank} for turn in (0, 1) for rank in (0, 1)}
 OPENED_BEFORE = ("ours", "ours_main", "wandbs")
@@ -19,8 +18,7 @@ DEGRADED = "dist_wandb/degraded"
 
 
 def run(server: WandbServer, directory: Path, *commands: list[str | Path]) -> Finished:
-    environment = server.environment(directory, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
-    return run_job(*commands, cwd=directory, environment=environment, timeout=240)
+    return run_job(*commands, cwd=directory, environment=server.environment(directory, WANDB_CONSOLE="wrap"))
 
 
 def writes(recorded: RecordedRun, name: str) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from processes import run_job
+from processes import python, run_job
 from stored import ROWS
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 MEAN = [5.0 + step for step in range(ROWS)]  # of 10 * rank + step
@@ -28,9 +26,8 @@ TESTED = [6.0]  # of 10 * rank + 1
 def test_fit_and_test_are_one_run(
     wandb_server: WandbServer, tmp_path: Path, strategy: str, run_mode: str, completions: int
 ) -> None:
-    command: list[str | Path] = [sys.executable, SCRIPTS / "fit_and_test.py", tmp_path, strategy, run_mode, "global"]
-    environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
+    job = python(SCRIPTS / "fit_and_test.py", tmp_path, strategy, run_mode, "global")
+    run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
     run = wandb_server.run("exp")
     assert (run.completions, run.exit_codes) == (completions, [0] * completions)
     assert (run.display_name, run.config) == ("nm", {"lr": 0.1})

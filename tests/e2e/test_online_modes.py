@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from arrived import label_of, rows_of
-from processes import run_job, torchrun
+from processes import python, run_job, torchrun
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
 STARTS = 3
 OTHERS = [(rank, step) for rank in (1, 2, 3) for step in range(5)]
 
 
 def test_a_shared_run_is_complete_at_every_start(wandb_server: WandbServer, tmp_path: Path) -> None:
-    command: list[str | Path] = [sys.executable, SCRIPTS / "shared_starts.py", tmp_path, str(STARTS)]
-    environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
+    job = python(SCRIPTS / "shared_starts.py", tmp_path, STARTS)
+    finished = run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
     assert finished.lines("CODES ") == ["CODES [0, 0, 0, 0]"] * STARTS, finished.output
     assert len(wandb_server.runs) == STARTS
     mean = {step: {"global_step": step, "loss": step + 1.5, "rank-0/loss": float(step)} for step in range(5)}
@@ -34,8 +31,7 @@ def test_one_run_has_the_hardware_metrics_of_all_nodes_and_no_series_of_ranks(
     wandb_server: WandbServer, tmp_path: Path
 ) -> None:
     job = torchrun(SCRIPTS / "hardware.py", tmp_path, processes=2, nodes=2)
-    environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
-    run_job(*job, cwd=tmp_path, environment=environment, timeout=240).check()
+    run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path, WANDB_CONSOLE="wrap")).check()
     run = wandb_server.run("exp")
     assert (len(run.writers), run.exit_codes, run.config) == (2, [0], {"lr": 0.1})
     labels = {label_of(writer): writer for writer in run.writers.values()}

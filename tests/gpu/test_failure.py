@@ -16,12 +16,10 @@ SCRIPT = Path(__file__).parent / "scripts" / "failing.py"
 
 @pytest.mark.cold
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_run_ends_as_failed_and_keeps_its_rows(
-    kind: str, ranks: int, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_the_run_ends_as_failed_and_keeps_its_rows(kind: str, ranks: int, tmp_path: Path) -> None:
     alone = ([sys.executable, SCRIPT, kind, tmp_path],)
     commands = alone if ranks == 1 else torchrun(SCRIPT, kind, tmp_path, processes=ranks)
-    job = run_job(*commands, cwd=tmp_path, environment=environment, timeout=120)
+    job = run_job(*commands, cwd=tmp_path, timeout=120)
     assert job.exit_codes == (1,), job.output
     assert "the device has not failed" not in job.output
     assert not job.lines("dist_wandb: the exchange"), job.output
