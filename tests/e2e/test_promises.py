@@ -134,7 +134,7 @@ def lightning(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("lightning")
     finished = run_job(*torchrun(SCRIPTS / "promises_lightning.py", directory), cwd=directory).check()
     took = [float(line.split()[2]) for line in finished.lines("TOOK ")]
-    assert len(took) == 8
+    assert len(took) == 6
     assert max(took) < 45, "a limit is a minute"
     return directory
 
@@ -168,11 +168,3 @@ def test_lightning_epoch_means_are_those_of_all_samples(lightning: Path) -> None
     found = lightning_history(lightning / "weighted")
     assert found.final("loss_epoch") == found.final("val_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
     assert found.values("loss_step") == [2.0]
-
-
-def test_lightning_throughput_monitor_on_one_rank_does_not_cause_waits(lightning: Path) -> None:
-    found = lightning_history(lightning / "throughput")
-    assert found.last("loss_step") == {step: 2.0 * step + 0.5 for step in range(8)}
-    assert found.last("train/samples") == {step: 4 * (step + 1) for step in range(8)}
-    assert set(found.last("train/device/batches_per_sec")) == set(range(2, 8))
-    assert not found.is_flagged

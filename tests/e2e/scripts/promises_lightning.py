@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning_trainers import Layer, trainer_of_two
 from stored import PATIENT
 from torch.utils.data import DataLoader
@@ -51,41 +49,34 @@ class Model(Layer):
         self.log("val", batch.mean(), on_step=True, on_epoch=True, batch_size=len(batch))
 
 
-def fit(directory: Path, model: Model, callbacks: list[Callback], **arguments: Any) -> None:
+def fit(directory: Path, model: Model, *, epochs: int = 1) -> None:
     logger = DistWandbLogger(
         save_dir=str(directory), id="exp", project="tests", offline=True, limits=Limits(heartbeat=PATIENT)
     )
-    own = {"callbacks": callbacks, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
-    trainer_of_two(logger, **own, **arguments).fit(model)
+    trainer_of_two(logger, max_epochs=epochs, num_sanity_val_steps=0, use_distributed_sampler=False).fit(model)
     logger.experiment.finish()
-
-
-def throughput(directory: Path) -> None:
-    batches = [[[2.0 * step + rank] * 4 for step in range(8)] for rank in (0, 1)]
-    monitor = ThroughputMonitor(batch_size_fn=len, window_size=3)
-    fit(directory, Model(batches), [monitor], max_epochs=1)
 
 
 def guarded(directory: Path) -> None:
     batches = [[[2.0 * step + rank] * 4 for step in range(8)] for rank in (0, 1)]
-    fit(directory, Model(batches, guarded=True), [], max_epochs=1)
+    fit(directory, Model(batches, guarded=True))
 
 
 def uneven(directory: Path) -> None:
     """Two epochs, with three validation batches on rank 0 and five on rank 1."""
     training: list[Batches] = [[[1.0, 1.0]] * 2] * 2
     validation: Batches = [[10.0 * index] for index in range(5)]
-    fit(directory, Model(training, [validation[:3], validation]), [], max_epochs=2)
+    fit(directory, Model(training, [validation[:3], validation]), epochs=2)
 
 
 def weighted(directory: Path) -> None:
     """Rank 0: two samples of value 1, rank 1: one of value 3; in training in one batch, in validation in one each."""
     training: list[Batches] = [[[1.0, 1.0]], [[3.0]]]
     validation: list[Batches] = [[[1.0], [1.0]], [[3.0]]]
-    fit(directory, Model(training, validation), [], max_epochs=1)
+    fit(directory, Model(training, validation))
 
 
-SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, weighted, throughput)
+SCENARIOS: tuple[Callable[[Path], None], ...] = (guarded, uneven, weighted)
 
 
 def main(directory: str) -> None:
