@@ -202,9 +202,7 @@ class SessionHolder:
             return self._arguments
         arguments = {name: value for name, value in self._arguments.items() if name != "anonymous" or value}
         stock = {"resume": "allow", **({"mode": "offline"} if self._is_offline else {})}  # the stock logger's defaults
-        unset = {
-            name: value for name, value in stock.items() if arguments.get(name) is None
-        }  # LightningCLI passes None
+        unset = {name: value for name, value in stock.items() if arguments.get(name) is None}  # as by LightningCLI
         return {**arguments, **unset}
 
     def _available_run(self, run: Run | None) -> Run | None:
@@ -317,10 +315,9 @@ class NullExperiment(NullRun, OfLightning):
 
     def metadata(self) -> Mapping[str, Any]:
         """Metadata of the run; before the session is open, what is known of it."""
-        session, holder = self._session, self._holder
-        if session is not None and isinstance(session.run, NullRun):
+        if (session := self._session) is not None and isinstance(session.run, NullRun):
             return session.run.metadata()
-        return super().metadata() if holder is None else holder.early.metadata(holder.known_id)
+        return super().metadata() if (holder := self._holder) is None else holder.early.metadata(holder.known_id)
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
