@@ -40,7 +40,7 @@ from dist_wandb.session.sections import check_timings
 from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.options import DEFAULT_LIMITS, ConfigSyncMode, Limits, Options, StallTimeout, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
-from dist_wandb.settings.reduction import ALREADY_REDUCED, PerRank, Reduce, Reduction, Spread
+from dist_wandb.settings.reduction import ALREADY_REDUCED, PerRank, Reduce, Spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -285,13 +285,12 @@ def without_second_sum(reduce: Reduce) -> Reduce:
     The Trainer gathers its loss and the predictions for its metrics, and its speeds count the samples of all ranks: the
     mean over ranks is right, a sum would count them once per rank. Other names and patterns than ``"*"`` stay.
     """
-    means: dict[str, Reduction] = dict.fromkeys(ALREADY_REDUCED, "mean")
-    given: Mapping[str, Reduction] = reduce if isinstance(reduce, Mapping) else {}
-    of_others = given.get("*") if isinstance(reduce, Mapping) else reduce
-    if of_others not in ("sum", "nansum"):
+    given: Mapping[str, Any] = reduce if isinstance(reduce, Mapping) else {"*": reduce}
+    if given.get("*") not in ("sum", "nansum"):
         return reduce
     named = {name: kind for name, kind in given.items() if name != "*"}
-    return {**named, **{name: kind for name, kind in means.items() if name not in named}, "*": of_others}
+    means = {name: "mean" for name in ALREADY_REDUCED if name not in named}
+    return {**named, **means, "*": given["*"]}
 
 
 class _WithWandb(list[str]):

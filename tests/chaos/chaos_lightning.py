@@ -11,18 +11,16 @@ import torch
 from chaos_rank import break_off
 from drawing import Spec, from_json, value_of
 from ledger import Ledger, watch_messages
-from lightning.pytorch import LightningModule, Trainer
-from torch.utils.data import DataLoader, TensorDataset
+from lightning_trainers import Layer, quiet_trainer, samples
 
 from dist_wandb import DistWandbLogger
 
 
-class Model(LightningModule):
+class Model(Layer):
     """Logs one number per step."""
 
     def __init__(self, spec: Spec, directory: Path) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
         self.spec, self.directory = spec, directory
         self.ledger: Ledger | None = None
 
@@ -43,15 +41,11 @@ class Model(LightningModule):
         for name in names:
             self.log(name, value)
         self.ledger.done(number)
-        result: torch.Tensor = self.layer(batch[0]).mean()
-        return result
+        return super().training_step(batch, batch_idx)
 
     def on_train_end(self) -> None:
         assert self.ledger is not None
         self.ledger.write("end")
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def main(spec_file: str, directory: str) -> None:
@@ -63,18 +57,9 @@ def main(spec_file: str, directory: str) -> None:
         offline=os.environ.get("WANDB_MODE") == "offline",
         **spec.options,
     )
-    trainer = Trainer(
-        accelerator="cpu",
-        strategy=spec.strategy if spec.world_size > 1 else "auto",
-        devices=spec.world_size,
-        max_steps=spec.rows,
-        logger=logger,
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Model(spec, Path(directory)), DataLoader(TensorDataset(torch.ones(spec.world_size * spec.rows, 2))))
+    strategy = spec.strategy if spec.world_size > 1 else "auto"
+    trainer = quiet_trainer(logger, strategy=strategy, devices=spec.world_size, max_steps=spec.rows, max_epochs=None)
+    trainer.fit(Model(spec, Path(directory)), samples(spec.world_size * spec.rows))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.records import read_records
 
 _HERE = Path(__file__).parent
-_SUPPORT = _HERE.parent / "support"
 _SETTLING = 20.0  # seconds in which wandb's own processes may still write
 _STACKS_WAIT = 3.0  # seconds for the stacks of processes that hang
 _READERS = 2
@@ -134,7 +133,7 @@ def _server(spec: Spec) -> Iterator[WandbServer | None]:
 
 
 def _environment(spec: Spec, directory: Path, server: WandbServer | None) -> dict[str, str]:
-    path = os.pathsep.join([str(_HERE), str(_SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(_HERE), clean_environment()["PYTHONPATH"]])
     more = {"PYTHONPATH": path, "TMPDIR": str(directory / "t"), "WANDB_SILENT": "true"}
     if spec.server in ("dies", "dead"):
         more["WANDB_INIT_TIMEOUT"] = "4"

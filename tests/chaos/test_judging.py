@@ -263,17 +263,6 @@ def test_a_run_ends_as_failed_only_for_a_reason(warns: bool) -> None:
 # --- where the rules end ----------------------------------------------------------------------------------------------
 
 
-def test_calls_at_the_same_step_with_other_values_of_the_axis_are_two_rows() -> None:
-    evidence = sound()
-    for one in (*evidence.entries, *evidence.files[0].rows):
-        if "acc" in one.get("cells", one):
-            axes = one.get("axes", one)
-            axes[AXIS] += 1
-    assert kinds(evidence) == set()
-    join(evidence.files[0].rows, 6)
-    assert kinds(evidence) == {"mixed row"}
-
-
 def test_a_call_of_the_axis_alone_has_a_row() -> None:
     evidence = sound(steps=False)
     number = len(calls_of(0))
@@ -339,16 +328,6 @@ def test_messages_are_compared_with_what_has_happened(text: str, is_true: bool) 
     evidence = killed()
     evidence.entries.append(warning(0, f"dist_wandb: {text}"))
     assert kinds(evidence) == (set() if is_true else {"untrue message"})
-
-
-def test_unequal_counts_are_told_only_of_names_that_have_them() -> None:
-    evidence = sound(steps=False)
-    evidence.entries += call(1, 99, {"acc": (99, value_of(1, 99))}, None, 990.0, pid=101, at=998.0)
-    assert kinds(evidence) == {"lost"}
-    for name, found in (("acc", {"lost"}), ("loss", {"lost", "warning without a reason"})):
-        text = f"{name!r} was logged without a step 6 times by rank 0, 7 times by rank 1. Pass step= to log."
-        evidence.entries.append(warning(0, f"dist_wandb: {text}"))
-        assert kinds(evidence) == found
 
 
 def test_the_same_message_for_each_name_is_a_flood() -> None:

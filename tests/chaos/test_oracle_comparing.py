@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from oracle.comparing import DEGRADED, Terms, compare
 from oracle.recorded import Recorded
-from oracle.scripts import Operation, Script, draw, for_stock
+from oracle.scripts import draw, for_stock
 
 ROWS: list[dict[str, Any]] = [
     {"loss": 0.5, "lr": 0.1, "samples": 0},
@@ -131,57 +131,6 @@ def test_calls_at_one_position_of_a_frameworks_axis_may_be_one_row_but_not_leave
     assert kinds(stock, Recorded(rows=[whole, {"step": 1, "epoch": 0}, later]), terms) == ["row of the axis alone"]
     assert kinds(stock, Recorded(rows=[{**whole, "step": 2}, later]), terms) == ["value"]
     assert kinds(stock, Recorded(rows=[parts[0], later, parts[1]]), terms) != []
-
-
-# --- what stock has to play -------------------------------------------------------------------------------------------
-
-Calls = list[tuple[dict[str, Any], int | None, bool | None]]  # values, step and commit
-Played = tuple[list[tuple[int | None, bool | None]], dict[int, int]]  # step and commit; the positions that differ
-A, B, C = {"a": 1}, {"b": 1}, {"c": 1}
-TRANSLATED: dict[str, tuple[Calls, Played, Played | None]] = {
-    # Calls; what stock plays in comparison with one process, and with several ranks (`None`: the same).
-    "parts of a row": (
-        [(A, None, None), (B, None, False), (C, None, None)],
-        ([(None, None), (None, False), (None, None)], {}),
-        None,
-    ),
-    "steps that go backwards": (
-        [(A, 5, None), (A, 3, None), (A, 4, None), (A, 9, None)],
-        ([(5, None), (6, None), (7, None), (9, None)], {6: 3, 7: 4}),
-        None,
-    ),
-    "no step after one": (
-        [(A, 5, None), (B, None, None), (C, None, None), (A, 6, None)],
-        ([(5, None), (None, None), (None, None), (7, None)], {6: 5, 7: 6}),
-        None,
-    ),
-    "a name twice at a step": (
-        [(A, 1, None), (A, 1, None), (A, 2, None)],
-        ([(1, None), (1, None), (2, None)], {}),
-        ([(1, None), (2, None), (3, None)], {2: 1, 3: 2}),
-    ),
-    "another value of the axis": (
-        [({**A, "samples": 8}, 1, None), ({**B, "samples": 8}, 1, None), ({**C, "samples": 9}, 1, None)],
-        ([(1, None)] * 3, {}),
-        ([(1, None), (1, None), (2, None)], {2: 1}),
-    ),
-    "a step after its commit": ([(A, 1, True), (B, 1, None)], ([(1, True), (2, None)], {2: 1}), None),
-}
-
-
-@pytest.mark.parametrize("name", TRANSLATED)
-def test_stock_plays_the_calls_whose_rows_are_wanted(name: str) -> None:
-    calls, in_one, between_ranks = TRANSLATED[name]
-    operations: list[Operation] = [
-        {"do": "log", "values": values, **({} if step is None else {"step": step}), "commit": commit}
-        for values, step, commit in calls
-    ]
-    axis: Operation = {"do": "define", "name": "a", "options": {"step_metric": "samples"}}
-    given = Script("s", "run", {}, 0.0, (axis, *operations, {"do": "end", "how": "return"}))
-    for has_peers, expected in ((False, in_one), (True, between_ranks or in_one)):
-        played = for_stock(given, has_peers=has_peers)
-        logs = [operation for operation in played.script.operations if operation["do"] == "log"]
-        assert ([(log.get("step"), log["commit"]) for log in logs], played.x_of) == expected
 
 
 def test_scripts_are_drawn_with_all_their_kinds() -> None:

@@ -67,7 +67,7 @@ class Played:
 
 def play(integration: str, which: str, directory: Path, server: WandbServer) -> Finished:
     job = torchrun(PLAY, integration, directory, which)
-    return run_job(*job, cwd=directory, environment=server.environment(directory, WANDB_CONSOLE="wrap"), timeout=240)
+    return run_job(*job, cwd=directory, environment=server.environment(directory, WANDB_CONSOLE="wrap"))
 
 
 @pytest.fixture(scope="module", params=INTEGRATIONS)

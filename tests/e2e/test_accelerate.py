@@ -1,4 +1,4 @@
-"""Accelerate as published scripts use it, under each of its launchers: the data that reaches the server."""
+"""Accelerate as published scripts use it, by each of its launchers: the data that reaches the server."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import Finished, free_port, run_job, torchrun
+from processes import free_port, python, run_job
 from wandb_records import RecordedRun, column
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
 STEPS = 4
 BEHIND = {f"behind-{turn}-rank-{rank}": {0: 10.0 * turn + rank} for turn in (0, 1) for rank in (0, 1)}
 OPENED_BEFORE = ("ours", "ours_main", "wandbs")
 DEGRADED = "dist_wandb/degraded"
 
 
-def run(server: WandbServer, directory: Path, *commands: list[str | Path]) -> Finished:
-    environment = server.environment(directory, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
-    return run_job(*commands, cwd=directory, environment=environment, timeout=240)
+def run(server: WandbServer, directory: Path, *commands: list[str | Path]) -> None:
+    run_job(*commands, cwd=directory, environment=server.environment(directory, WANDB_CONSOLE="wrap")).check()
 
 
 def writes(recorded: RecordedRun, name: str) -> int:
@@ -30,10 +28,12 @@ def writes(recorded: RecordedRun, name: str) -> int:
 
 @pytest.fixture(scope="module")
 def idioms(tmp_path_factory: pytest.TempPathFactory) -> WandbServer:
-    """Return the run of one job of two ranks that executes all idioms of `accelerate_idioms.py`."""
+    """Return the runs of a job of two ranks by `accelerate launch` that executes all idioms."""
     directory = tmp_path_factory.mktemp("idioms")
+    options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *options, f"--main_process_port={free_port()}"]
     with WandbServer() as server:
-        run(server, directory, *torchrun(SCRIPTS / "accelerate_idioms.py", directory)).check()
+        run(server, directory, [*launch, SCRIPTS / "accelerate_idioms.py", directory])
     assert server.unknown == []
     return server
 
@@ -94,15 +94,11 @@ def test_end_training_does_not_require_wait_for_everyone(idioms: WandbServer) ->
     assert column(idioms.run("ended"), "loss") == {0: 0.5}
 
 
-@pytest.mark.parametrize(("launcher", "names"), [("launch", ["launch"]), ("functions", ["debug", "notebook"])])
-def test_runs_are_complete_without_end_training_under_accelerates_launchers(
-    wandb_server: WandbServer, tmp_path: Path, launcher: str, names: list[str]
+def test_runs_are_complete_without_end_training_in_launched_functions(
+    wandb_server: WandbServer, tmp_path: Path
 ) -> None:
-    script: list[str | Path] = [SCRIPTS / "accelerate_launched.py", tmp_path, launcher]
-    options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", *options, f"--main_process_port={free_port()}"]
-    run(wandb_server, tmp_path, [*(launch if launcher == "launch" else [sys.executable]), *script]).check()
-    for name in names:
+    run(wandb_server, tmp_path, *python(SCRIPTS / "accelerate_launched.py", tmp_path))
+    for name in ("debug", "notebook"):
         recorded = wandb_server.run(name)
         assert recorded.exit_codes == [0]
         assert column(recorded, "loss") == {step: step + 5.0 for step in range(STEPS)}

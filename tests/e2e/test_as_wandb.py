@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from history import History, history, history_of
-from processes import Finished, clean_environment, run_job, torchrun
+from processes import Finished, clean_environment, python, run_job, torchrun
 from stored import ended_runs
 from wandb_records import RecordedRun, column
 from wandb_server import WandbServer
@@ -29,7 +28,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     directory = tmp_path_factory.mktemp("as_wandb")
     with WandbServer() as server:
         job = torchrun(SCRIPTS / "as_wandb.py")
-        finished = run_job(*job, cwd=directory, environment=server.environment(directory), timeout=240).check()
+        finished = run_job(*job, cwd=directory, environment=server.environment(directory)).check()
     assert server.unknown == []
     return finished, {str(run.display_name): run for run in server.runs.values()}
 
@@ -91,8 +90,8 @@ ENDS = ("wandb.finish", "block of wandb", "block of the run", "new run", "teardo
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("one_process")
-    command = [sys.executable, str(SCRIPTS / "one_process.py")]
-    finished = run_job(command, cwd=directory, environment=clean_environment(WANDB_SILENT="true"), timeout=240)
+    job = python(SCRIPTS / "one_process.py")
+    finished = run_job(*job, cwd=directory, environment=clean_environment(WANDB_SILENT="true"))
     assert finished.exit_codes == (1,), finished.output
     assert "ValueError: at the end" in finished.output
     return directory
@@ -127,7 +126,7 @@ def of_example(script: Path, directory: Path, *arguments: str) -> tuple[History,
     """Return rows and metadata of the only run of a script with two processes."""
     directory.mkdir()
     environment = clean_environment(WANDB_SILENT="true")
-    run_job(*torchrun(script, *arguments), cwd=directory, environment=environment, timeout=240).check()
+    run_job(*torchrun(script, *arguments), cwd=directory, environment=environment).check()
     (run,) = ended_runs(directory, 1)
     assert run.exit_code == 0
     return history_of(run), {"name": run.name, "project": run.project}

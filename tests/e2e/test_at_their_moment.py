@@ -32,7 +32,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
         (directory / way).mkdir()
         (directory / f"asked-{way}").mkdir()
     environment = clean_environment(WANDB_SILENT="true")
-    return directory, run_job(*torchrun(SCRIPT), cwd=directory, environment=environment, timeout=240).check()
+    return directory, run_job(*torchrun(SCRIPT), cwd=directory, environment=environment).check()
 
 
 def contents(run: StoredRun, row: dict[str, Any], name: str) -> Any:

@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from processes import Finished, clean_environment, run_job, torchrun
+from processes import run_job, torchrun
 from stored import ended_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
 REFUSED = "<object object>"
 OPENS = '        with dist_wandb.init("tests", run_mode=mode, **arguments, reinit="create_new") as run:'
 
 
-def run(*commands: list[str | Path], cwd: Path) -> Finished:
-    environment = clean_environment(PYTHONPATH=str(SUPPORT))
-    return run_job(*commands, cwd=cwd, environment=environment, timeout=240).check()
-
-
 def test_every_rank_reads_the_config_of_a_sweep_and_later_changes_by_rank_0(tmp_path: Path) -> None:
-    finished = run(*torchrun(SCRIPTS / "config_everywhere.py", tmp_path), cwd=tmp_path)
+    finished = run_job(*torchrun(SCRIPTS / "config_everywhere.py", tmp_path), cwd=tmp_path).check()
     config = {"lr": 0.5, "model": REFUSED, "net": {"h": [1]}, "steps": 7}
     for where, runs in (("accelerate", 1), ("auto", 1), ("shared", 2)):
         start = f"SAW {where} "

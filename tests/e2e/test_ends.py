@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 from history import STEPS, history
-from processes import Finished, clean_environment, run_job, started, torchrun
+from processes import Finished, python, run_job, started, torchrun
 from ranks import rank_commands
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
@@ -17,15 +16,13 @@ from wandb_server import WandbServer
 import dist_wandb
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
 ROWS = {step: 2.0 * step + 0.5 for step in range(5)}
 
 
 def recorded(server: WandbServer, tmp_path: Path, run_mode: str, *ends: str) -> tuple[RecordedRun, Finished]:
     """Return the run of two ranks without a launcher, which is stopped on W&B's page if one of them awaits it."""
     commands = rank_commands(SCRIPTS / "ends_online.py", tmp_path, run_mode, *ends, world_size=2)
-    environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    with started(*commands, cwd=tmp_path, environment=environment) as job:
+    with started(*commands, cwd=tmp_path, environment=server.environment(tmp_path)) as job:
         if ends[0].startswith("is stopped"):
             server.wait_until(lambda: bool(server.runs) and loss(server.run("exp")) == ROWS, within=120)
             server.stopped_runs.add("exp")
@@ -71,8 +68,7 @@ def test_when_the_launcher_ends_the_other_ranks_the_first_exit_code_applies(
     wandb_server: WandbServer, tmp_path: Path
 ) -> None:
     job = torchrun(SCRIPTS / "ends_online.py", tmp_path, "auto", "sleeps", "raises at last")
-    environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=240)
+    finished = run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path))
     assert finished.exit_codes == (1,), finished.output
     run = wandb_server.run("exp")
     assert (run.completions, run.exit_codes) == (1, [1])
@@ -80,8 +76,7 @@ def test_when_the_launcher_ends_the_other_ranks_the_first_exit_code_applies(
 
 
 def test_a_signal_handler_may_log_while_sigterm_ends_the_run(tmp_path: Path) -> None:
-    command = (sys.executable, str(SCRIPTS / "logs_at_signals.py"), str(tmp_path))
-    finished = run_job(command, cwd=tmp_path, environment=clean_environment(PYTHONPATH=str(SUPPORT)), timeout=60)
+    finished = run_job(*python(SCRIPTS / "logs_at_signals.py", tmp_path), cwd=tmp_path, timeout=60)
     assert finished.exit_codes == (-signal.SIGTERM,)
     assert "Traceback" not in finished.output
     assert history(tmp_path).values("loss") == list(range(STEPS))

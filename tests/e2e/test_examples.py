@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from processes import clean_environment, run_job, torchrun
+from processes import clean_environment, python, run_job, torchrun
 from stored import ended_runs, find_runs, read_files
 
 from dist_wandb.cli.uploads.plan import UploadRun, plan_uploads
@@ -18,12 +17,6 @@ LIGHTNING, ACCELERATE, TRANSFORMERS, TORCH = (
     EXAMPLES / name / "train_digits.py" for name in ("lightning", "accelerate", "transformers", "torch")
 )
 NO_LOGIN = "W&B has no API key, so it writes to disk only."
-
-Commands = tuple[list[str | Path], ...]
-
-
-def python(script: Path, *arguments: str) -> Commands:
-    return ([sys.executable, script, *arguments],)
 
 
 def without_login(home: Path) -> dict[str, str]:
@@ -44,7 +37,7 @@ def without_login(home: Path) -> dict[str, str]:
     ids=["lightning", "lightning-ddp", "accelerate-new", "transformers-shared", "torch", "torch-shared"],
 )
 def test_example_trains_offline_and_prints_the_directory_of_its_runs(
-    tmp_path: Path, commands: Commands, file_count: int, run_count: int
+    tmp_path: Path, commands: tuple[list[str | Path], ...], file_count: int, run_count: int
 ) -> None:
     (command,) = commands
     log_dir = tmp_path / "logs"

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from history import history
-from processes import Finished, clean_environment, run_job, torchrun
+from processes import Finished, python, run_job, torchrun
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
 TIMES = 2  # with a store over TCP, and one in a file
 NATIVE_FAILURES = (
     *("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped"),
     *("_enter_buffered_busy", "Exception ignored", "pure virtual method"),
 )
-
-
-def environment() -> dict[str, str]:
-    return clean_environment(PYTHONPATH=str(SUPPORT))
 
 
 def check_quiet(finished: Finished) -> None:
@@ -43,8 +37,7 @@ CODES = {
 
 @pytest.mark.cold  # a forked child's exit is shorter
 def test_scripts_without_finish_always_keep_their_own_exit_codes(tmp_path: Path) -> None:
-    command: list[str | Path] = [sys.executable, SCRIPTS / "exits.py", tmp_path, str(TIMES), *CODES]
-    finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=240).check()
+    finished = run_job(*python(SCRIPTS / "exits.py", tmp_path, TIMES, *CODES), cwd=tmp_path).check()
     expected = {f"CODES {kind} {codes}": TIMES for kind, codes in CODES.items()}
     assert Counter(finished.lines("CODES ")) == expected, finished.output
     check_quiet(finished)
@@ -52,8 +45,7 @@ def test_scripts_without_finish_always_keep_their_own_exit_codes(tmp_path: Path)
 
 def test_logs_of_dataloader_workers_arrive_and_do_not_end_the_run(tmp_path: Path) -> None:
     """Of forked workers; for all ways to start processes see test_patterns.py."""
-    job = torchrun(SCRIPTS / "data_workers.py", tmp_path)
-    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
+    finished = run_job(*torchrun(SCRIPTS / "data_workers.py", tmp_path), cwd=tmp_path).check()
     check_quiet(finished)
     found = history(tmp_path)
     epochs = {8 * epoch + index: 2.0 * index + 0.5 for epoch in range(2) for index in range(8)}

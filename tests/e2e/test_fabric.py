@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from history import History, history_of, rank_of
-from processes import Finished, clean_environment, run_job
+from processes import python, run_job
 from stored import ended_runs
 
 from dist_wandb.wandb_files.reading import StoredRun
@@ -14,11 +13,6 @@ from dist_wandb.wandb_files.reading import StoredRun
 SCRIPT = Path(__file__).parent / "scripts" / "fabric_runs.py"
 X = "trainer/global_step"
 STEPS = 4  # as in the script
-
-
-def run_script(directory: Path, strategy: str, *scenarios: str) -> Finished:
-    command: list[str | Path] = [sys.executable, SCRIPT, directory, strategy, *scenarios]
-    return run_job(command, cwd=directory, environment=clean_environment(), timeout=240)
 
 
 def runs_of(directory: Path, number: int, exit_code: int) -> dict[str, tuple[StoredRun, History]]:
@@ -59,7 +53,7 @@ def check_new(directory: Path) -> None:
 
 def test_ddp_spawn_with_a_rank_that_raises(tmp_path: Path) -> None:
     """Its sibling gets SIGTERM, which only dist_wandb handles; the parent raises."""
-    finished = run_script(tmp_path, "ddp_spawn", "shared raises", "auto raises")
+    finished = run_job(*python(SCRIPT, tmp_path, "ddp_spawn", "shared raises", "auto raises"), cwd=tmp_path)
     assert finished.exit_codes == (1,), finished.output
     assert finished.lines("AFTER") == ["AFTER shared raises"]
     assert "RuntimeError: training failed" in finished.output
@@ -68,7 +62,7 @@ def test_ddp_spawn_with_a_rank_that_raises(tmp_path: Path) -> None:
 
 
 def test_ddp_fork_in_consecutive_processes(tmp_path: Path) -> None:
-    finished = run_script(tmp_path, "ddp_fork", "auto raises", "auto", "new").check()
+    finished = run_job(*python(SCRIPT, tmp_path, "ddp_fork", "auto raises", "auto", "new"), cwd=tmp_path).check()
     assert len(finished.lines("AFTER")) == 3
     check_auto(tmp_path / "auto-raises", 1)
     check_auto(tmp_path / "auto")

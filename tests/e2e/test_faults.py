@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from processes import Job, run_job, started, wait_until
+from processes import Job, python, run_job, started, wait_until
 from ranks import rank_commands
 from stored import find_runs, rows_in
 from wandb_server import Request, WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
 ROWS = 40
 ALL = Counter(range(ROWS))
 LOSS = {step: 2.0 * step + 0.5 for step in range(ROWS)}
@@ -87,8 +85,7 @@ def train(
     waits_for = [tmp_path / "go-on"] if waits else []
     commands = rank_commands(SCRIPTS / "faults.py", directory or tmp_path, pace, finish, *waits_for, world_size=2)
     commands = tuple([*prefix, *command] for command in commands)
-    environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT), **extra)
-    with started(*commands, cwd=tmp_path, environment=environment) as job:
+    with started(*commands, cwd=tmp_path, environment=server.environment(tmp_path, **extra)) as job:
         meanwhile(Training(server, tmp_path, job))
         finished = job.wait(240)
         # wandb continues to write after `finish`
@@ -182,10 +179,8 @@ def test_runs_whose_server_refuses_or_asks_for_patience(wandb_server: WandbServe
     patient = {**busy, "headers": {"Retry-After": "600"}}
     wandb_server.fail("file_stream", only=partial(_is_stream_of, "patience"), **patient)
     names = [*REFUSED_ROWS, *REFUSED_RUNS, "busy", "large", "patience"]
-    environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    finished = run_job(
-        [sys.executable, SCRIPTS / "refusals.py", tmp_path, *names], cwd=tmp_path, environment=environment
-    ).check()
+    job = python(SCRIPTS / "refusals.py", tmp_path, *names)
+    finished = run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
 
     assert finished.lines("SAW") == sorted(f"SAW {name} CommError" for name in REFUSED_RUNS)
     rows = {path.stem.removeprefix("run-"): steps_of_loss(rows_in(path)) for path in find_runs(tmp_path)}

@@ -10,21 +10,19 @@ from typing import Any
 import pytest
 from history import history_of
 from PIL import Image
-from processes import clean_environment, run_job, torchrun
+from processes import run_job, torchrun
 from stored import ended_runs
 
 from dist_wandb.wandb_files.reading import StoredRun
 
 SCRIPT = Path(__file__).parent / "scripts" / "gathers.py"
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the job's runs."""
     into = tmp_path_factory.mktemp("gathers")
-    environment = clean_environment(PYTHONPATH=str(SUPPORT))
-    run_job(*torchrun(SCRIPT, into), cwd=into, environment=environment, timeout=240).check()
+    run_job(*torchrun(SCRIPT, into), cwd=into).check()
     return into
 
 

@@ -20,7 +20,6 @@ from stored import ended_runs
 from dist_wandb.wandb_files.reading import read_history
 
 SCRIPT = Path(__file__).parent / "scripts" / "hosts_cut.py"
-SUPPORT = Path(__file__).parents[1] / "support"
 
 STEPS, FLUSHED = 80, 10
 FINISH, PEER = 6.0, 3.0  # seconds: finish_timeout, peer_timeout, as in the script
@@ -48,9 +47,7 @@ def test_survivors_continue_without_a_host_that_is_cut_off(
         record_testsuite_property("hosts", made.why_loopback or "network namespaces")
         words = (SCRIPT, tmp_path, STEPS, 0.1)
         commands = ranks_on(made, *words, per_host=2, GLOO_SOCKET_IFNAME=made.interface)
-        with started(
-            *commands, cwd=tmp_path, environment=clean_environment(PYTHONPATH=str(SUPPORT), WANDB_SILENT="true")
-        ) as job:
+        with started(*commands, cwd=tmp_path, environment=clean_environment(WANDB_SILENT="true")) as job:
             cut = cut_off_in_the_middle(made, job, tmp_path)
             finished = job.wait(60).check()
     ended = {fact["rank"]: fact for fact in (json.loads(line[6:]) for line in finished.lines("ENDED "))}

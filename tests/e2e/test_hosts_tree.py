@@ -27,7 +27,6 @@ from stored import ended_runs, find_runs, rows_in
 from dist_wandb.wandb_files.reading import read_history
 
 SCRIPT = Path(__file__).parent / "scripts" / "hosts_tree.py"
-SUPPORT = Path(__file__).parents[1] / "support"
 HOSTS, PER_HOST = 4, 4
 RANKS = HOSTS * PER_HOST
 CUT, KILLED = 3, 4  # a host, and the first rank of another one
@@ -99,7 +98,7 @@ def test_others_continue_without_a_host_and_the_leader_of_another(
     reached = everybody - set(ON_CUT)
     survivors = reached - {KILLED}
     output = tmp_path / "output"
-    environment = clean_environment(PYTHONPATH=str(SUPPORT), WANDB_SILENT="true")
+    environment = clean_environment(WANDB_SILENT="true")
     with hosts(HOSTS) as made, contextlib.ExitStack() as stack:
         record_testsuite_property("hosts in a tree", made.why_loopback or "network namespaces")
         port = free_port()

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 from history import history_of
-from processes import Finished, clean_environment, run_job
+from processes import Finished, run_job
 from ranks import rank_commands
 from stored import ended_runs
 
 SCRIPT = Path(__file__).parent / "scripts" / "last_rows.py"
-SUPPORT = Path(__file__).parents[1] / "support"
 ROWS = 400
 
 
 def play(directory: Path, kind: str) -> tuple[list[int], dict[int, float], dict[int, int], int | None, Finished]:
     """Return the steps of the rows, the loss and the flag by step, the exit code of the run, and the job."""
     commands = rank_commands(SCRIPT, directory / "runs", kind, world_size=2)
-    finished = run_job(*commands, cwd=directory, environment=clean_environment(PYTHONPATH=str(SUPPORT)), timeout=240)
+    finished = run_job(*commands, cwd=directory)
     (run,) = ended_runs(directory / "runs", 1)
     found = history_of(run)
     return [row["global_step"] for row in found.rows], found.last("loss"), found.flags("loss"), run.exit_code, finished

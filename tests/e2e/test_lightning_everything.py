@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from history import History, history_of
-from processes import Finished, clean_environment, run_job
+from processes import Finished, python, run_job
 from stored import ended_runs
 from wandb_server import WandbServer
 
@@ -42,9 +41,8 @@ class Written:
 
 
 def run_script(directory: Path, strategy: str, *modes: str, server: WandbServer | None = None) -> Finished:
-    command: list[str | Path] = [sys.executable, SCRIPT, directory, strategy, *modes]
-    environment = clean_environment() if server is None else server.environment(directory)
-    return run_job(command, cwd=directory, environment=environment, timeout=240).check()
+    environment = None if server is None else server.environment(directory)
+    return run_job(*python(SCRIPT, directory, strategy, *modes), cwd=directory, environment=environment).check()
 
 
 def stored(directory: Path, number: int) -> dict[tuple[str, int], Written]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from processes import Finished, run_job
+from processes import Finished, python, run_job
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -22,9 +21,8 @@ def seen(finished: Finished) -> dict[str, list[Any]]:
 
 
 def test_both_ranks_know_the_run_and_its_checkpoint_is_downloaded(wandb_server: WandbServer, tmp_path: Path) -> None:
-    command: list[str | Path] = [sys.executable, SCRIPTS / "lightning_parity.py", tmp_path]
-    environment = wandb_server.environment(tmp_path)
-    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
+    job = python(SCRIPTS / "lightning_parity.py", tmp_path)
+    finished = run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
     assert not [line for line in finished.output.splitlines() if line.startswith("wandb: WARNING")]
     assert not [word for word in STALE if word in finished.output]
     reports = seen(finished)

@@ -16,7 +16,7 @@ def test_fsdp_with_tensor_parallelism_counts_each_replica_once(tmp_path: Path) -
     """Four ranks: two replicas in two parts each. Odd ranks hold the second parts, and have the same losses."""
     environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
     job = torchrun(EXAMPLE, "tensor", processes=4)
-    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=240).check()
+    finished = run_job(*job, cwd=tmp_path, environment=environment).check()
     assert "written by ranks 0, 2" in finished.output
     found = histories(tmp_path, 2)
     own = {rank: found[rank].last(f"rank-{rank}/loss") for rank in (0, 2)}
@@ -32,7 +32,7 @@ def test_the_last_stage_of_a_pipeline_has_the_loss(tmp_path: Path) -> None:
     """Four ranks: two stages of two replicas each. The last rank is the primary."""
     environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
     job = torchrun(EXAMPLE, "pipeline", processes=4)
-    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=240).check()
+    finished = run_job(*job, cwd=tmp_path, environment=environment).check()
     assert "written by ranks 2-3" in finished.output or "written by ranks 2, 3" in finished.output
     found = histories(tmp_path, 2)
     assert sorted(found) == [2, 3]
@@ -46,7 +46,6 @@ def test_the_last_stage_of_a_pipeline_has_the_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])
 def test_the_mesh_of_a_framework_is_detected(framework: str, tmp_path: Path) -> None:
     """Four ranks, two replicas in two parts: rank r logs 10 ** r, and no unit is passed."""
-    job = torchrun(SCRIPTS / "mesh_of_frameworks.py", framework, processes=4)
-    run_job(*job, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
+    run_job(*torchrun(SCRIPTS / "mesh_of_frameworks.py", framework, processes=4), cwd=tmp_path).check()
     found = history(tmp_path)
     assert set(found.values("loss")) == {50.5}  # of ranks 0 and 2

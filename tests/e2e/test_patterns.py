@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import warm
 from history import histories, history, history_of
-from processes import Finished, clean_environment, free_port, run_job, torchrun
+from processes import Finished, clean_environment, free_port, python, run_job, torchrun
 from stored import ended_runs
 from wandb_records import RecordedRun, column
 from wandb_server import WandbServer
@@ -36,7 +36,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with WandbServer() as server:
         environment = server.environment(directory, PYTHONPATH=str(PATTERNS), WANDB_RUN_GROUP="night")
         job = torchrun(SCRIPTS / "patterns.py", directory, PATTERNS, processes=1, nodes=2)
-        finished = run_job(*job, cwd=directory, environment=environment, timeout=240).check()
+        finished = run_job(*job, cwd=directory, environment=environment).check()
     assert server.unknown == []
     return finished, server
 
@@ -161,8 +161,7 @@ def test_with_uneven_inputs_the_mean_covers_ranks_with_data(outcome: Outcome) ->
 
 def test_child_processes_log_into_the_run_passed_to_them(tmp_path: Path) -> None:
     """Children with each of Python's start methods, and the workers of a pool."""
-    command: list[str | Path] = [sys.executable, SCRIPTS / "children.py", tmp_path]
-    run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
+    run_job(*python(SCRIPTS / "children.py", tmp_path), cwd=tmp_path).check()
     found = history(tmp_path)
     for method in ("spawn", "fork", "forkserver"):
         assert found.last(f"{method}/child") == {step: float(step) for step in range(3)}
@@ -170,8 +169,7 @@ def test_child_processes_log_into_the_run_passed_to_them(tmp_path: Path) -> None
 
 
 def test_example_workers_log_into_the_run_of_their_parent(tmp_path: Path) -> None:
-    command: list[str | Path] = [sys.executable, PATTERNS / "workers.py", "pool", "child"]
-    run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
+    run_job(*python(PATTERNS / "workers.py", "pool", "child"), cwd=tmp_path).check()
     runs = {run.name: history_of(run) for run in ended_runs(tmp_path, 2)}
     assert sorted(runs["pool"].values("C")) == [0.01, 0.1, 1.0, 10.0]
     assert max(runs["pool"].values("accuracy")) > 0.9
@@ -181,7 +179,7 @@ def test_example_workers_log_into_the_run_of_their_parent(tmp_path: Path) -> Non
 
 def test_gradients_averaged_by_hand_give_means_of_all_ranks(tmp_path: Path) -> None:
     environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
-    run_job([sys.executable, PATTERNS / "by_hand.py"], cwd=tmp_path, environment=environment).check()
+    run_job(*python(PATTERNS / "by_hand.py"), cwd=tmp_path, environment=environment).check()
     found = histories(tmp_path, 2)
     own = [found[rank].last(f"rank-{rank}/loss") for rank in (0, 1)]
     losses = found[0].last("loss")
@@ -233,7 +231,7 @@ def test_a_notebook_starts_processes_and_reads_their_run(tmp_path: Path) -> None
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     (tmp_path / "cells.py").write_text("\n\n\n".join(cells))
     environment = clean_environment(NOTEBOOK_PORT=str(free_port()))
-    finished = run_job([sys.executable, tmp_path / "cells.py"], cwd=tmp_path, environment=environment).check()
+    finished = run_job(*python(tmp_path / "cells.py"), cwd=tmp_path, environment=environment).check()
     assert re.search(rf"^{STEPS} rows; loss 2\.\d\d at first and [01]\.\d\d at last$", finished.output, re.MULTILINE)
     (run,) = ended_runs(tmp_path, 1)
     assert set(history_of(run).values("rank")) == {0.5}
@@ -245,7 +243,7 @@ def test_lightning_on_two_nodes_known_only_from_lightnings_variables(tmp_path: P
     flags = ["--strategy", "ddp", "--devices", "1", "--num-nodes", "2", "--rank-scope", "worker", "--epochs", "1"]
     nodes: list[list[str | Path]] = [["env", f"NODE_RANK={node}", sys.executable, script, *flags] for node in (0, 1)]
     environment = clean_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    finished = run_job(*nodes, cwd=tmp_path, environment=environment, timeout=240).check()
+    finished = run_job(*nodes, cwd=tmp_path, environment=environment).check()
     runs = {run.name: history_of(run, "trainer/global_step") for run in ended_runs(tmp_path, 2)}
     assert runs.keys() == {"lightning-worker-0", "lightning-worker-1"}
     assert all(len(found.values("val/accuracy")) == 1 and not found.is_flagged for found in runs.values())

@@ -8,31 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history import (
-    BEHIND,
-    MANY,
-    STEPS,
-    History,
-    at,
-    histories,
-    history,
-)
-from processes import Finished, clean_environment, run_job, torchrun
+from history import BEHIND, MANY, STEPS, History, at, histories, history
+from processes import Finished, run_job, torchrun
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
-
-
-def environment() -> dict[str, str]:
-    return clean_environment(PYTHONPATH=str(SUPPORT))
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """One job of two ranks that runs all scenarios of plain PyTorch, and the directory of its runs."""
     directory = tmp_path_factory.mktemp("plain")
-    job = torchrun(SCRIPTS / "promises_plain.py", directory)
-    return directory, run_job(*job, cwd=directory, environment=environment(), timeout=240).check()
+    return directory, run_job(*torchrun(SCRIPTS / "promises_plain.py", directory), cwd=directory).check()
 
 
 MEANS = {step: 2.0 * step + 0.5 for step in range(STEPS)}  # of 2 * step + rank
@@ -123,8 +109,7 @@ def test_a_rank_that_sleeps_does_not_delay_others_and_its_rows_are_correct(plain
 
 
 def test_in_worker_scope_only_ranks_of_a_node_exchange_numbers(tmp_path: Path) -> None:
-    job = torchrun(SCRIPTS / "promises_nodes.py", tmp_path, nodes=2)
-    run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
+    run_job(*torchrun(SCRIPTS / "promises_nodes.py", tmp_path, nodes=2), cwd=tmp_path).check()
     shared = histories(tmp_path / "shared", 4)
     for rank in range(4):
         node = rank // 2
@@ -147,10 +132,9 @@ def test_in_worker_scope_only_ranks_of_a_node_exchange_numbers(tmp_path: Path) -
 def lightning(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the runs of a job of two ranks, one Trainer after another. No rank waits long for another."""
     directory = tmp_path_factory.mktemp("lightning")
-    job = torchrun(SCRIPTS / "promises_lightning.py", directory)
-    finished = run_job(*job, cwd=directory, environment=environment(), timeout=240).check()
+    finished = run_job(*torchrun(SCRIPTS / "promises_lightning.py", directory), cwd=directory).check()
     took = [float(line.split()[2]) for line in finished.lines("TOOK ")]
-    assert len(took) == 8
+    assert len(took) == 6
     assert max(took) < 45, "a limit is a minute"
     return directory
 
@@ -191,11 +175,3 @@ def test_lightning_names_with_another_reduce_fx_have_it_over_ranks_too(lightning
     prefixed, found = lightning_history(lightning / "weighted"), lightning_history(lightning / "uneven")
     assert [prefixed.final(f"fold-{name}") for name in names] == [[5.0], [1.0], [3.0], [5.0]]
     assert [found.values(name) for name in names] == [[130.0] * 2, [0.0] * 2, [40.0] * 2, [130.0] * 2]
-
-
-def test_lightning_throughput_monitor_on_one_rank_does_not_cause_waits(lightning: Path) -> None:
-    found = lightning_history(lightning / "throughput")
-    assert found.last("loss_step") == {step: 2.0 * step + 0.5 for step in range(8)}
-    assert found.last("train/samples") == {step: 4 * (step + 1) for step in range(8)}
-    assert set(found.last("train/device/batches_per_sec")) == set(range(2, 8))
-    assert not found.is_flagged

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from history import history_of
-from processes import clean_environment, run_job
+from processes import python, run_job
 from stored import ended_runs
 
 SCRIPT = Path(__file__).parent / "scripts" / "pytorch_lightning_job.py"
@@ -18,8 +17,7 @@ SPENT = {f"time/{part}" for part in ("data", "forward", "backward", "optimizer")
 @pytest.mark.cold  # a warm interpreter has imported `lightning`
 def test_a_job_has_one_run_with_weighted_means_timings_and_its_id_in_the_checkpoint(tmp_path: Path) -> None:
     """With ddp_spawn. For ddp, in which nothing depends on the name space, see test_real_runs.py."""
-    command: list[str | Path] = [sys.executable, SCRIPT, tmp_path]
-    finished = run_job(command, cwd=tmp_path, environment=clean_environment()).check()
+    finished = run_job(*python(SCRIPT, tmp_path), cwd=tmp_path).check()
     facts = dict(json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW "))
     assert facts == {rank: {"is stock": True, "is dummy": rank == 1, "id": "exp"} for rank in (0, 1)}
     assert finished.lines("ID IN CHECKPOINT") == ["ID IN CHECKPOINT exp"]

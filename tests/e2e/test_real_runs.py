@@ -6,34 +6,28 @@ test_lightning_everything.py and test_lightning_online.py.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from history import history_of
-from processes import Finished, clean_environment, run_job, torchrun
+from processes import python, run_job, torchrun
 from stored import COMBINATIONS, ROWS, check_runs, ended_runs, vector
 
 from dist_wandb.settings.plan import RUN_MODES
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
-
-
-def run(*commands: list[str | Path], cwd: Path) -> Finished:
-    return run_job(*commands, cwd=cwd, environment=clean_environment(PYTHONPATH=str(SUPPORT))).check()
 
 
 LIGHTNING_STEPS = {"trainer/global_step": ROWS}  # the step of the row that trainer.test adds
 
 
 def test_ranks_share_a_run_before_and_after_their_process_group(tmp_path: Path) -> None:
-    finished = run(*torchrun(SCRIPTS / "meet_late.py", tmp_path), cwd=tmp_path)
+    finished = run_job(*torchrun(SCRIPTS / "meet_late.py", tmp_path), cwd=tmp_path).check()
     (run_id,) = {stored.run_id for stored in ended_runs(tmp_path, 2)}
     assert finished.lines("SAW ") == [f"SAW {run_id}"] * 2
 
 
 def test_lightning_experiment_used_early_opens_the_run_of_the_job(tmp_path: Path) -> None:
-    finished = run([sys.executable, SCRIPTS / "early_experiment.py", str(tmp_path)], cwd=tmp_path)
+    finished = run_job(*python(SCRIPTS / "early_experiment.py", tmp_path), cwd=tmp_path).check()
     (stored,) = ended_runs(tmp_path, 1)
     assert {name: stored.config[name] for name in ("lr", "width", "bias")} == {"lr": 0.1, "width": 8, "bias": True}
     assert stored.metrics["loss"].count == ROWS
@@ -45,7 +39,7 @@ def test_lightning_experiment_used_early_opens_the_run_of_the_job(tmp_path: Path
 
 
 def test_lightning_after_an_init_before_fit_has_that_run_alone(tmp_path: Path) -> None:
-    finished = run([sys.executable, SCRIPTS / "init_before_fit.py", str(tmp_path)], cwd=tmp_path)
+    finished = run_job(*python(SCRIPTS / "init_before_fit.py", tmp_path), cwd=tmp_path).check()
     (stored,) = ended_runs(tmp_path, 1)
     history = history_of(stored, "trainer/global_step")
     assert (history.values("rank"), history.values("after")) == ([0.5] * 3, [1.5])
@@ -55,7 +49,7 @@ def test_lightning_after_an_init_before_fit_has_that_run_alone(tmp_path: Path) -
 
 
 def test_lightning_on_two_nodes(tmp_path: Path) -> None:
-    run(*torchrun(SCRIPTS / "lightning_loop.py", tmp_path, 2, nodes=2), cwd=tmp_path)
+    run_job(*torchrun(SCRIPTS / "lightning_loop.py", tmp_path, 2, nodes=2), cwd=tmp_path).check()
     for run_mode in RUN_MODES:
         ranks = vector("2x2", run_mode, "worker")
         check_runs(tmp_path / f"{run_mode}-worker", ranks, last_step=LIGHTNING_STEPS)
@@ -63,7 +57,7 @@ def test_lightning_on_two_nodes(tmp_path: Path) -> None:
 
 def test_accelerate_on_two_nodes(tmp_path: Path) -> None:
     """Trackers by instance, by name and attached, each in modes and scopes of its own."""
-    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, nodes=2), cwd=tmp_path)
+    run_job(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, nodes=2), cwd=tmp_path).check()
     for run_mode, rank_scope in COMBINATIONS:
         ranks = vector("2x2", run_mode, rank_scope)
         check_runs(tmp_path / f"{run_mode}-{rank_scope}", ranks, last_step={"global_step": ROWS - 1})

@@ -13,7 +13,6 @@ from wandb_records import RecordedRun
 from wandb_server import WandbServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "restarted.py"
-SUPPORT = Path(__file__).parents[1] / "support"
 NOTES = Path("wandb") / "dist-wandb-resume"
 RANKS, ROWS, KILLED_AT = 2, 100, 50
 
@@ -26,9 +25,7 @@ def test_a_restart_by_torchrun_continues_the_same_run(
 
     torch's gloo groups do not survive a restart over the agent's store: they find addresses of dead processes.
     """
-    environment = wandb_server.environment(
-        tmp_path, PYTHONPATH=str(SUPPORT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1" if group else "0"
-    )
+    environment = wandb_server.environment(tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1" if group else "0")
     command = list(torchrun(SCRIPT, tmp_path, run_mode, "", group)[0])
     command.insert(command.index("--standalone"), "--max-restarts=1")
     with started(command, cwd=tmp_path, environment=environment) as job:
@@ -48,7 +45,7 @@ def test_a_restart_by_torchrun_continues_the_same_run(
 
 
 def test_a_second_offline_start_continues_the_runs_of_all_ranks(tmp_path: Path) -> None:
-    environment = clean_environment(PYTHONPATH=str(SUPPORT), WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="1")
+    environment = clean_environment(WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="1")
     command = torchrun(SCRIPT, tmp_path, "new", "auto", "")[0]
     with started(command, cwd=tmp_path, environment=environment) as job:
         wait_until(lambda: all_flushed(tmp_path), 60)
@@ -109,7 +106,7 @@ BRANCH = list(range(5, 10))  # positions of their rows
 
 def test_rows_without_a_step_continue_at_the_branch_point_of_a_run(wandb_server: WandbServer, tmp_path: Path) -> None:
     job = torchrun(SCRIPT.with_name("branched.py"), tmp_path)
-    run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path), timeout=240).check()
+    run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
     for run_id in BRANCHED:
         assert steps(wandb_server.run(run_id), "loss") == BRANCH, run_id
     rows = wandb_server.run("parent-auto").rows

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from processes import clean_environment, run_job
+from processes import run_job
+from ranks import rank_commands
 from wire import tapped
 
 SECRET = "s3cr3t"  # noqa: S105  # prefix of all secrets of the script
@@ -19,13 +19,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "config_secrets.py"
 def test_secrets_of_a_config_are_neither_in_the_store_nor_in_the_output(tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     with tapped(store.port) as wire:
-        command: list[str | Path] = [sys.executable, SCRIPT, "127.0.0.1", str(wire.port), tmp_path]
-        places: list[list[str | Path]] = [["env", f"RANK={rank}", f"LOCAL_RANK={rank}"] for rank in range(2)]
-        finished = run_job(
-            *[[*place, "WORLD_SIZE=2", *command] for place in places],
-            cwd=tmp_path,
-            environment=clean_environment(),
-        ).check()
+        job = rank_commands(SCRIPT, "127.0.0.1", wire.port, tmp_path, world_size=2)
+        finished = run_job(*job, cwd=tmp_path).check()
         traffic = wire.traffic
     seen = {tuple(line.split(" ", 3)[1:3]): json.loads(line.split(" ", 3)[3]) for line in finished.lines("SAW ")}
     for (mode, rank), values in seen.items():

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
-from processes import run_job, started, torchrun, wait_until
+from processes import python, run_job, started, torchrun, wait_until
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -80,8 +80,12 @@ def test_a_function_called_by_wandbs_agent_is_a_trial_with_its_exit_code(
     codes = {"unfinished": 0, "fails": 1, "stopped": 1, "finished": 0}  # stopped by an exception in its thread
     stopped = list(codes).index("stopped")
     log = tmp_path / "output.txt"
-    command: list[str | Path] = [sys.executable, SCRIPTS / "sweep_function.py", *codes]
-    with started(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path), output=log) as job:
+    with started(
+        *python(SCRIPTS / "sweep_function.py", *codes),
+        cwd=tmp_path,
+        environment=wandb_server.environment(tmp_path),
+        output=log,
+    ) as job:
         wandb_server.wait_until(partial(logs, wandb_server, f"sweep0t{stopped}"), within=120)
         wandb_server.stop_trial("sweep0", stopped)
         assert job.processes[0].wait(60) == 0

@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WandbServer]:
     directory = tmp_path_factory.mktemp("trainings")
     with WandbServer() as server:
         job = torchrun(SCRIPTS / "trainer_runs.py", directory / "out")
-        run_job(*job, cwd=directory, environment=server.environment(directory), timeout=240).check()
+        run_job(*job, cwd=directory, environment=server.environment(directory)).check()
         yield server
     assert server.unknown == []
 

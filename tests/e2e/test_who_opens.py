@@ -13,7 +13,6 @@ import dist_wandb
 from dist_wandb.wandb_files.reading import read_history
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +20,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """One job of three ranks with all scenarios, and the directory of its runs."""
     directory = tmp_path_factory.mktemp("who-opens")
     commands = torchrun(SCRIPTS / "who_opens.py", directory, processes=3)
-    environment = clean_environment(PYTHONPATH=str(SUPPORT))
-    return directory, run_job(*commands, cwd=directory, environment=environment, timeout=240).check()
+    return directory, run_job(*commands, cwd=directory).check()
 
 
 @pytest.mark.parametrize(("kind", "loss"), [("ends", 1.5), ("ends-alone", 1.0)])
@@ -72,7 +70,7 @@ def of_early_death(directory: Path, rank: int, join: float, finish: float, **env
     Another run, without a reduction, has the rows of one rank.
     """
     command = torchrun(SCRIPTS / "dies_early.py", directory, str(rank), str(join), str(finish), processes=4)
-    environment = clean_environment(PYTHONPATH=str(SUPPORT), **environment)
+    environment = clean_environment(**environment)
     finished = run_job(*command, cwd=directory, environment=environment, timeout=150).check()
     combined, own = history(directory / "combined"), history(directory / "own")
     assert own.values("loss") == [step + own.values("loss")[0] for step in range(STEPS)]
@@ -107,8 +105,8 @@ def test_a_rank_that_dies_before_any_writes_is_missing(tmp_path: Path) -> None:
 def test_a_restart_continues_the_run_of_a_rank_that_writes_instead_of_the_primary(tmp_path: Path) -> None:
     command = list(torchrun(SCRIPTS / "who_opens_again.py", tmp_path)[0])
     command.insert(command.index("--standalone"), "--max-restarts=1")
-    environment = clean_environment(PYTHONPATH=str(SUPPORT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
+    environment = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    finished = run_job(command, cwd=tmp_path, environment=environment).check()
     files = sorted(tmp_path.rglob("run-*.wandb"))
     assert len({path.name for path in files}) == 1
     assert sorted(row["loss"] for path in files for row in read_history(path)) == list(range(2 * STEPS))
@@ -116,8 +114,7 @@ def test_a_restart_continues_the_run_of_a_rank_that_writes_instead_of_the_primar
 
 
 def test_ranks_wait_for_a_primary_that_still_ends_the_session_before(tmp_path: Path) -> None:
-    environment = clean_environment(PYTHONPATH=str(SUPPORT))
-    finished = run_job(*torchrun(SCRIPTS / "ends_slowly.py", tmp_path), cwd=tmp_path, environment=environment).check()
+    finished = run_job(*torchrun(SCRIPTS / "ends_slowly.py", tmp_path), cwd=tmp_path).check()
     histories = [history_of(run) for run in ended_runs(tmp_path, 2)]
     assert [history.values("loss") for history in histories] == [[0.5], [0.5]]
     assert "has not opened a session" not in finished.output

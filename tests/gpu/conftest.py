@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,12 +68,3 @@ def rows(session: dist_wandb.Session, tmp_path: Path) -> Rows:
         return read_history(run.path)
 
     return rows
-
-
-@pytest.fixture
-def environment() -> dict[str, str]:
-    """The environment of jobs, whose scripts import modules of tests/support."""
-    support = str(Path(__file__).parents[1] / "support")
-    return processes.clean_environment(
-        PYTHONPATH=os.pathsep.join(filter(None, [support, os.environ.get("PYTHONPATH")]))
-    )

@@ -16,11 +16,9 @@ ROWS = 30
 
 @pytest.mark.cold
 @pytest.mark.parametrize(("backend", "ranks"), [("nccl", 1), ("nccl", 2), ("gloo", 2), ("cpu:gloo,cuda:nccl", 2)])
-def test_one_run_has_the_means_of_all_ranks(
-    backend: str, ranks: int, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_one_run_has_the_means_of_all_ranks(backend: str, ranks: int, tmp_path: Path) -> None:
     command = torchrun(SCRIPT, backend, tmp_path, processes=ranks)
-    job = run_job(*command, cwd=tmp_path, environment=environment, timeout=120).check()
+    job = run_job(*command, cwd=tmp_path, timeout=120).check()
     assert "Traceback" not in job.output
     (run,) = ended_runs(tmp_path, 1)
     assert run.exit_code == 0

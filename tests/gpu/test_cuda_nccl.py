@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_job, started, torchrun, wait_until
+from processes import clean_environment, run_job, started, torchrun, wait_until
 from stored import ended_runs, find_runs, read_files
 
 from dist_wandb.wandb_files.reading import StoredRun, read_history
@@ -31,15 +31,15 @@ def nccl_version() -> tuple[int, ...]:
     return number.value // 10_000, number.value // 100 % 100, number.value % 100
 
 
-def variables(ranks: int, environment: dict[str, str]) -> dict[str, str]:
+def variables(ranks: int) -> dict[str, str]:
     """Return the environment of a job of so many ranks, or skip the test: its devices cannot have them."""
     devices, version = cuda.device_count(), nccl_version()
     if ranks <= devices:
-        return environment
+        return clean_environment()
     if version < (2, 30):
         found = ".".join(map(str, version))
         pytest.skip(f"{ranks} ranks on {devices} GPU need NCCL 2.30 or newer ({SEVERAL}); torch has loaded {found}")
-    return {**environment, SEVERAL: "1"}
+    return clean_environment(**{SEVERAL: "1"})
 
 
 def line_of(mark: str) -> str:
@@ -53,11 +53,9 @@ def rows_of(run: StoredRun, name: str = "loss") -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_training_has_one_run_with_the_means_of_all_ranks(
-    ranks: int, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_training_has_one_run_with_the_means_of_all_ranks(ranks: int, tmp_path: Path) -> None:
     command = torchrun(SCRIPT, "ddp", tmp_path, processes=ranks)
-    job = run_job(*command, cwd=tmp_path, environment=variables(ranks, environment), timeout=90).check()
+    job = run_job(*command, cwd=tmp_path, environment=variables(ranks), timeout=90).check()
     (message,) = job.lines("dist_wandb: ")  # no warning
     assert "one run for all ranks" in message
     assert "Traceback" not in job.output
@@ -69,23 +67,19 @@ def test_training_has_one_run_with_the_means_of_all_ranks(
 
 
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])
-def test_frameworks_have_one_run_with_the_means_of_all_ranks(
-    framework: str, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_frameworks_have_one_run_with_the_means_of_all_ranks(framework: str, tmp_path: Path) -> None:
     """On one device, each rank is a node of its own: frameworks choose devices by the rank within its node."""
     nodes = 1 if cuda.device_count() >= 2 else 2
     command = torchrun(SCRIPT, framework, tmp_path, processes=2 // nodes, nodes=nodes)
-    job = run_job(*command, cwd=tmp_path, environment=variables(2, environment), timeout=90).check()
+    job = run_job(*command, cwd=tmp_path, environment=variables(2), timeout=90).check()
     (run,) = ended_runs(tmp_path, 1)
     assert [row["loss"] for row in rows_of(run)] == [step + 0.5 for step in range(20)], job.output
     assert not [row for row in rows_of(run) if "dist_wandb/degraded" in row], job.output
 
 
-def test_log_does_not_wait_for_a_collective_that_the_other_rank_has_not_joined(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_log_does_not_wait_for_a_collective_that_the_other_rank_has_not_joined(tmp_path: Path) -> None:
     command = torchrun(SCRIPT, "late", tmp_path)
-    job = run_job(*command, cwd=tmp_path, environment=variables(2, environment), timeout=90).check()
+    job = run_job(*command, cwd=tmp_path, environment=variables(2), timeout=90).check()
     (line,) = job.lines("rank 0 logged in ")
     assert line.endswith("the collective was over: False"), job.output
     assert float(line.split()[4]) < 0.5, job.output
@@ -93,10 +87,10 @@ def test_log_does_not_wait_for_a_collective_that_the_other_rank_has_not_joined(
     assert [(row["total"], row["again"], row["other"]) for row in rows_of(run, "total")] == [(1, 1, 1), (2, 2, 2)]
 
 
-def test_a_rank_that_dies_ends_the_job_and_its_rows_are_kept(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_rank_that_dies_ends_the_job_and_its_rows_are_kept(tmp_path: Path) -> None:
     """torchrun kills the rank that waits for its device after 30 s; then no exit code is written."""
     command = torchrun(SCRIPT, "dies", tmp_path)
-    job = run_job(*command, cwd=tmp_path, environment=variables(2, environment), timeout=90)
+    job = run_job(*command, cwd=tmp_path, environment=variables(2), timeout=90)
     assert job.exit_codes == (1,), job.output
     assert re.search(r"exitcode +: 7 ", job.output), job.output
     (run,), errors = read_files(find_runs(tmp_path))
@@ -129,11 +123,11 @@ STALLS = {  # what is said of the ranks that wait, and a pattern of what follows
 
 
 @pytest.mark.parametrize("case", STALLS)
-def test_the_rank_that_the_others_wait_for_is_named(case: str, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_rank_that_the_others_wait_for_is_named(case: str, tmp_path: Path) -> None:
     first, then = STALLS[case]
     output = tmp_path / "output.txt"
     command = torchrun(SCRIPT, case, tmp_path, processes=3)
-    with started(*command, cwd=tmp_path, environment=variables(3, environment), output=output) as job:
+    with started(*command, cwd=tmp_path, environment=variables(3), output=output) as job:
         wait_until(lambda: "All stacks are in" in output.read_text(encoding="utf-8") or ended(job), 80, "the message")
         text = output.read_text(encoding="utf-8")
     (message,) = [line for line in text.splitlines() if "All stacks are in" in line] or [text]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from processes import run_job, torchrun
+from processes import python, run_job, torchrun
 from stored import ended_runs
 
 from dist_wandb.wandb_files.reading import read_history
@@ -16,12 +15,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "failing.py"
 
 @pytest.mark.cold
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_run_ends_as_failed_and_keeps_its_rows(
-    kind: str, ranks: int, tmp_path: Path, environment: dict[str, str]
-) -> None:
-    alone = ([sys.executable, SCRIPT, kind, tmp_path],)
-    commands = alone if ranks == 1 else torchrun(SCRIPT, kind, tmp_path, processes=ranks)
-    job = run_job(*commands, cwd=tmp_path, environment=environment, timeout=120)
+def test_the_run_ends_as_failed_and_keeps_its_rows(kind: str, ranks: int, tmp_path: Path) -> None:
+    start = python if ranks == 1 else torchrun
+    job = run_job(*start(SCRIPT, kind, tmp_path), cwd=tmp_path, timeout=120)
     assert job.exit_codes == (1,), job.output
     assert "the device has not failed" not in job.output
     assert not job.lines("dist_wandb: the exchange"), job.output

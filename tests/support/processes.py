@@ -17,6 +17,7 @@ from pathlib import Path
 
 import warm
 
+_SUPPORT = Path(__file__).parent
 _MARK = "DIST_WANDB_TEST_JOB"
 _FOREIGN = ("WANDB_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "ACCELERATE_", "DIST_WANDB_", "PET_")
 _RANKS = (
@@ -46,7 +47,8 @@ class Finished:
 def clean_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment without variables that set ranks or configure wandb; offline, and quiet.
 
-    Only cold starts save the list of installed packages, for which wandb parses more than a hundred files for each run.
+    Scripts find the modules of this directory, and what this process finds by its own `PYTHONPATH`. Only cold starts
+    save the list of installed packages, for which wandb parses more than a hundred files for each run.
     """
     excluded = (*_RANKS, "PYTHONDONTWRITEBYTECODE")  # our modules would be compiled in every process
     kept = {name: value for name, value in os.environ.items() if not (name.startswith(_FOREIGN) or name in excluded)}
@@ -59,6 +61,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_SUPPORT), os.environ.get("PYTHONPATH")])),
         **extra,
     }
 
@@ -153,6 +156,11 @@ def started(
                 process.stdout.close()
         if output is not None:
             os.close(stdout)
+
+
+def python(script: Path, *arguments: object) -> tuple[list[str | Path], ...]:
+    """Return the command that runs `script` as one process; used like `torchrun`."""
+    return ([sys.executable, script, *map(str, arguments)],)
 
 
 def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 1) -> tuple[list[str | Path], ...]:

@@ -282,23 +282,6 @@ def test_finish_also_ends_the_run_that_a_logger_uses(fake_wandb: FakeWandb) -> N
     assert (wandb_run(), fake_wandb.runs[0].exit_codes) == (None, [2])
 
 
-def test_log_accepts_wandbs_positional_arguments(fake_wandb: FakeWandb) -> None:
-    dist_wandb.init()
-    dist_wandb.log({"loss": 1.0}, 3, False)
-    dist_wandb.log(data={"accuracy": 0.5}, commit=True)
-    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "accuracy": 0.5, "global_step": 3}]
-
-
-def test_config_and_summary_are_those_of_the_run(fake_wandb: FakeWandb) -> None:
-    dist_wandb.init(config={"lr": 0.1})
-    assert (dist_wandb.config.lr, dist_wandb.config["lr"], dict(dist_wandb.config)) == (0.1, 0.1, {"lr": 0.1})
-    dist_wandb.config.update({"lr": 0.2}, allow_val_change=True)
-    dist_wandb.config.depth = 3
-    dist_wandb.summary["best"] = 0.9
-    assert dict(fake_wandb.runs[0].config) == {"lr": 0.2, "depth": 3}
-    assert fake_wandb.runs[0].summary == {"best": 0.9}
-
-
 def test_functions_imported_before_the_session_act_on_it_and_can_be_pickled(fake_wandb: FakeWandb) -> None:
     from dist_wandb import finish, init, log
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
@@ -131,7 +132,6 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self.late_join: LateJoin = LateJoin(options, self.arguments)
         self._last_run: AnyRun | None = None  # of the finished session
         self.ends_training = False  # whether `end_training` is called, as it should be on all ranks
-        self._stand_in: NullRun | None = None  # until this rank is started, if it may join late
         self.wraps = wrap
         self.is_for_name = False  # whether it was created because `log_with` had its name
         self.prepared: PreparedTimings | None = (
@@ -238,15 +238,19 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             return self._last_run
         if self.late_join.find(_SHORT_WAIT) is not None or not self.late_join.is_possible:
             return self.session.run
-        if self._stand_in is None:
-            self._stand_in = NullRun()
-            self._stand_in.show_config(ConfigView(ConfigOnceStarted(self.late_join)))
-
-            def log_later(_log: Any, data: Mapping[str, Any], step: int | None = None, **arguments: Any) -> None:
-                self.log(data, step, **arguments)
-
-            interception.intercept_methods(self._stand_in, {"log": log_later})
         return self._stand_in
+
+    @cached_property
+    def _stand_in(self) -> NullRun:
+        """The run until this rank is started, if it may join late."""
+
+        def log_later(_log: Any, data: Mapping[str, Any], step: int | None = None, **arguments: Any) -> None:
+            self.log(data, step, **arguments)
+
+        stand_in = NullRun()
+        stand_in.show_config(ConfigView(ConfigOnceStarted(self.late_join)))
+        interception.intercept_methods(stand_in, {"log": log_later})
+        return stand_in
 
     @property
     def is_open(self) -> bool:

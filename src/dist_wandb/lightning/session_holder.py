@@ -202,9 +202,7 @@ class SessionHolder:
             return self._arguments
         arguments = {name: value for name, value in self._arguments.items() if name != "anonymous" or value}
         stock = {"resume": "allow", **({"mode": "offline"} if self._is_offline else {})}  # the stock logger's defaults
-        unset = {
-            name: value for name, value in stock.items() if arguments.get(name) is None
-        }  # LightningCLI passes None
+        unset = {name: value for name, value in stock.items() if arguments.get(name) is None}  # as by LightningCLI
         return {**arguments, **unset}
 
     def _available_run(self, run: Run | None) -> Run | None:
@@ -273,18 +271,18 @@ class NullExperiment(NullRun, OfLightning):
     """
 
     stock = "loggers.logger.DummyExperiment"
+    _holder: SessionHolder | None = None  # a copy has none
 
     def __init__(self, holder: SessionHolder) -> None:
         super().__init__()
-        self.__dict__["holder"] = holder
+        self.__dict__["_holder"] = holder
 
     @property
     def config(self) -> Any:
         """The config of the run that receives this rank's numbers; before the session is open, what is known of it."""
-        session, holder = self._session, self.__dict__.get("holder")
-        if session is not None:
+        if (session := self._session) is not None:
             return session.config
-        return ConfigCopy() if holder is None else ConfigView(_EarlyConfig(holder))
+        return ConfigCopy() if self._holder is None else ConfigView(_EarlyConfig(self._holder))
 
     @property
     def step(self) -> int:
@@ -313,22 +311,20 @@ class NullExperiment(NullRun, OfLightning):
 
     @property
     def _session(self) -> Session | None:
-        holder: SessionHolder | None = self.__dict__.get("holder")
-        return None if holder is None else holder.session
+        return None if self._holder is None else self._holder.session
 
     def metadata(self) -> Mapping[str, Any]:
         """Metadata of the run; before the session is open, what is known of it."""
-        session, holder = self._session, self.__dict__.get("holder")
-        if session is not None and isinstance(session.run, NullRun):
+        if (session := self._session) is not None and isinstance(session.run, NullRun):
             return session.run.metadata()
-        return super().metadata() if holder is None else holder.early.metadata(holder.known_id)
+        return super().metadata() if (holder := self._holder) is None else holder.early.metadata(holder.known_id)
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
         return _Nothing() if isinstance(found, NullPart) and name not in GIVE_BACK else found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "holder": None}
+        return {**super().__getstate__(), "_holder": None}
 
 
 class _EarlyConfig:

@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning_trainers import quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 NAMES = ("epochs", "experiment")
@@ -65,18 +66,13 @@ class Model(LightningModule):
 def fit(name: str, logger: Any, *, is_stock: bool) -> None:
     """Train one model."""
     data = DataLoader(TensorDataset(torch.arange(16.0).reshape(8, 2) / 16), batch_size=2)
-    trainer = Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        logger,
         strategy="auto" if is_stock else "ddp_spawn",
         devices=1 if is_stock else RANKS,
         max_epochs=2,
-        logger=logger,
-        log_every_n_steps=1,
         callbacks=[LearningRateMonitor()] if name == "epochs" else [],
         use_distributed_sampler=False,  # the same batches on each rank
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     trainer.fit(Model(name), data, data)
 

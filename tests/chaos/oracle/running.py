@@ -58,7 +58,7 @@ class Result:
 
 def python_path() -> str:
     """Return the path on which ranks find this checkout's package first, whichever is installed."""
-    return os.pathsep.join(filter(None, [str(_SOURCES), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join([str(_SOURCES), clean_environment()["PYTHONPATH"]])
 
 
 def play_ours(scripts: Sequence[Script], variant: Variant) -> dict[str, Recorded]:

@@ -15,8 +15,7 @@ import torch.distributed as dist
 import wandb
 from accelerate import Accelerator
 from lightning.fabric import Fabric
-from lightning.pytorch import LightningModule, Trainer
-from torch.utils.data import DataLoader
+from lightning_trainers import Layer, samples, trainer_of_two
 from torchmetrics import MeanMetric
 
 import dist_wandb
@@ -132,24 +131,16 @@ class Accelerated(Part):
         self._accelerator.get_tracker("dist_wandb").log_table(name, columns, data, step=step)
 
 
-class CaseModule(LightningModule):
+class CaseModule(Layer):
     """Plays a case in the only training step."""
 
     def __init__(self, play: Callable[[], None]) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
         self.play = play
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:  # noqa: ARG002  # Lightning's
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.play()
-        result: torch.Tensor = self.layer(batch).mean()
-        return result
-
-    def train_dataloader(self) -> DataLoader[torch.Tensor]:
-        return DataLoader([torch.ones(1)] * 2)  # type: ignore[arg-type]  # a list is a dataset, one item per rank
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return super().training_step(batch, batch_idx)
 
 
 def plain(case: Case, config: dict[str, Any], **arguments: Any) -> None:
@@ -170,17 +161,7 @@ def as_wandb(case: Case, config: dict[str, Any], **arguments: Any) -> None:
 def lightning(case: Case, config: dict[str, Any], **arguments: Any) -> None:
     logger = DistWandbLogger(project=PROJECT, **arguments)
     logger.log_hyperparams(config)
-    trainer = Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=2,
-        logger=logger,
-        max_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(CaseModule(lambda: case(Logger(logger))))
+    trainer_of_two(logger).fit(CaseModule(lambda: case(Logger(logger))), samples(2))
     logger.experiment.finish()
 
 

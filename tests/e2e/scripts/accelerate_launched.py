@@ -1,4 +1,4 @@
-"""One training without `end_training`, for each of Accelerate's launchers."""
+"""One training without `end_training`, by each of Accelerate's launchers of functions."""
 
 import os
 import sys
@@ -25,10 +25,7 @@ def train(directory: str, name: str) -> None:
     (Path(directory) / f"saw-{name}-{rank}").write_text(seen)
 
 
-def main(directory: str, launcher: str) -> None:
-    if launcher == "launch":
-        train(directory, "launch")
-        return
+def main(directory: str) -> None:
     debug_launcher(train, (directory, "debug"), num_processes=2)
     os.environ["ACCELERATE_USE_CPU"] = "yes"
     notebook_launcher(train, (directory, "notebook"), num_processes=2, use_port=str(free_port()))

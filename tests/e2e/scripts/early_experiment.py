@@ -3,10 +3,8 @@
 import sys
 
 import fit_and_test
-import torch
-from lightning.pytorch import Trainer
+from lightning_trainers import samples, trainer_of_two
 from stored import PATIENT
-from torch.utils.data import DataLoader, TensorDataset
 
 from dist_wandb import DistWandbLogger, Limits
 
@@ -30,17 +28,7 @@ def main(directory: str) -> None:
     seen = [run.config["lr"], run.config.get("width", 1), bool(run.config["bias"]), run.config.get("depth", 3), *about]
     sys.stdout.write(f"EARLY {seen}\n")
     sys.stdout.flush()
-    trainer = Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=2,
-        max_epochs=1,
-        logger=logger,
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-    )
-    trainer.fit(fit_and_test.Model(), DataLoader(TensorDataset(torch.ones(6, 2))))
+    trainer_of_two(logger).fit(fit_and_test.Model(), samples(6))
 
 
 if __name__ == "__main__":

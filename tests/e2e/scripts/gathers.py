@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from lightning.pytorch import LightningModule, Trainer
+from lightning_trainers import Layer, samples, trainer_of_two
 from PIL import Image
 from stored import PATIENT
-from torch.utils.data import DataLoader, TensorDataset
 
 import dist_wandb
 from dist_wandb import DistWandbLogger
@@ -29,15 +28,7 @@ def picture(rank: int) -> torch.Tensor:
     return torch.full((3, 4, 4), 100 + rank)
 
 
-class Model(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        result: torch.Tensor = self.layer(batch[0]).mean()
-        return result
-
+class Model(Layer):
     def on_train_epoch_end(self) -> None:
         assert isinstance(self.logger, DistWandbLogger)
         rank = self.global_rank
@@ -46,25 +37,12 @@ class Model(LightningModule):
         if rank == 1:
             self.logger.log_table("one", ["a"], [[1]], step=3, gather=True)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
 
 def lightning(directory: Path, run_mode: RunMode) -> None:
     logger = DistWandbLogger(
         save_dir=directory, id="exp", project="tests", run_mode=run_mode, limits=dist_wandb.Limits(heartbeat=PATIENT)
     )
-    trainer = Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=2,
-        max_epochs=1,
-        logger=logger,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Model(), DataLoader(TensorDataset(torch.ones(4, 2))))
+    trainer_of_two(logger).fit(Model(), samples(4))
     logger.experiment.finish()
 
 

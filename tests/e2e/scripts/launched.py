@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, TextIO
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from plain_loop import log_rows
+from processes import wait_until
 from stored import COMBINATIONS, PATIENT
 
 import dist_wandb
@@ -58,11 +58,7 @@ def meet(place: Path) -> None:
     who = Topology.detect()
     place.mkdir(exist_ok=True)
     (place / str(who.global_rank)).touch()
-    deadline = time.monotonic() + LONGEST
-    while len(list(place.iterdir())) < who.world_size:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{sorted(path.name for path in place.iterdir())} of {who.world_size} have come")
-        time.sleep(0.01)
+    wait_until(lambda: len(list(place.iterdir())) == who.world_size, LONGEST, f"{who.world_size} ranks in {place}")
 
 
 def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Report:

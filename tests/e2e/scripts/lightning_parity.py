@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyExperiment
-from torch.utils.data import DataLoader, TensorDataset
+from lightning_trainers import Layer, samples, trainer_of_two
 
 from dist_wandb import DistWandbLogger, Limits
 
@@ -39,11 +38,7 @@ def use_at_any_depth(experiment: Any) -> None:
     assert not experiment
 
 
-class Model(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
+class Model(Layer):
     def setup(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it
         assert isinstance(self.logger, DistWandbLogger)
         experiment = self.logger.experiment
@@ -60,13 +55,10 @@ class Model(LightningModule):
             time.sleep(0.1)
         report(self.global_rank, "name later", experiment.name)
 
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:  # noqa: ARG002
-        loss: torch.Tensor = self.layer(batch[0]).mean()
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
         self.log("loss", loss)
         return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def use_artifacts(directory: Path, rank: int) -> None:
@@ -98,17 +90,8 @@ def main(directory: Path) -> None:
         limits=Limits(heartbeat=0.2),
     )
     report(int(os.environ.get("LOCAL_RANK", "0")), "version before", logger.version)
-    trainer = Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=2,
-        max_epochs=2,
-        logger=logger,
-        log_every_n_steps=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Model(), DataLoader(TensorDataset(torch.ones(4, 2))))
+    trainer = trainer_of_two(logger, max_epochs=2, enable_checkpointing=True)
+    trainer.fit(Model(), samples(4))
     report(trainer.global_rank, "checkpoints", getattr(trainer.checkpoint_callback, "dirpath", None))
     report(trainer.global_rank, "log_dir later", trainer.log_dir)
     logger.experiment.finish()

@@ -14,6 +14,7 @@ os.environ["WANDB_MODE"] = "offline"
 def with_lightning() -> None:
     import lightning.pytorch as pl
     from lightning.pytorch.strategies import ModelParallelStrategy
+    from lightning_trainers import quiet_trainer
 
     from dist_wandb.lightning import DistWandbLogger
 
@@ -29,18 +30,9 @@ def with_lightning() -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=4,
-        strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2, process_group_backend="gloo"),
-        logger=DistWandbLogger(project="mesh"),
-        max_steps=3,
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Model(), torch.ones(8, 4, 2))
+    mesh = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2, process_group_backend="gloo")
+    logger = DistWandbLogger(project="mesh")
+    quiet_trainer(logger, devices=4, strategy=mesh, max_steps=3).fit(Model(), torch.ones(8, 4, 2))
 
 
 def with_accelerate() -> None:

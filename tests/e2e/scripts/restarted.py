@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
+from processes import wait_until
 from stored import PATIENT
 
 import dist_wandb
@@ -18,13 +19,6 @@ from dist_wandb.job.launch import Launch
 from dist_wandb.settings.plan import RunMode
 
 ROWS, KILLED_AT = 100, 50
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.05)
 
 
 def main(directory: str, run_mode: RunMode, resume: str, group: str) -> None:
@@ -52,7 +46,7 @@ def main(directory: str, run_mode: RunMode, resume: str, group: str) -> None:
         if row == KILLED_AT - 1 and begin == 0:
             run.flush()
             (place / f"flushed-{rank}").touch()
-            wait_for(place / "go-on")  # the test has seen the rows
+            wait_until((place / "go-on").exists, 60, "the test, which has seen the rows")
             if rank == 0:
                 checkpoint.write_text(str(KILLED_AT))
                 os.kill(os.getpid(), signal.SIGKILL)

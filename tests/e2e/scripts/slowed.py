@@ -7,7 +7,8 @@ import sys
 import time
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
+from lightning_trainers import trainer_of_two
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -57,18 +58,8 @@ class Module(LightningModule):
 
 
 def main(out: str) -> None:
-    trainer = Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=int(os.environ["WORLD_SIZE"]),
-        max_epochs=1,
-        log_every_n_steps=1,
-        logger=DistWandbLogger("slowed", save_dir=out, timings=True),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Module(), DataLoader(Read()))
+    logger = DistWandbLogger("slowed", save_dir=out, timings=True)
+    trainer_of_two(logger, devices=int(os.environ["WORLD_SIZE"])).fit(Module(), DataLoader(Read()))
 
 
 if __name__ == "__main__":

@@ -223,34 +223,22 @@ def healthy(_: int, model: Any) -> None:
 
 def lightning(directory: str) -> None:
     """A barrier on rank 0 only, in a hook of Lightning's Trainer."""
-    import torch
-    from lightning import LightningModule, Trainer
+    from lightning_trainers import Layer, samples, trainer_of_two
 
     from dist_wandb import DistWandbLogger
 
-    class Net(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 1)
-
+    class Net(Layer):
         def training_step(self, batch: Any, index: int) -> Any:
             if index == 5:
                 tell(self.global_rank, "lightning")
                 if self.global_rank == 0:
                     self.trainer.strategy.barrier()
-            loss = self.layer(batch).sum()
+            loss = super().training_step(batch, index)
             self.log("loss", loss)
             return loss
 
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
     logger = DistWandbLogger(save_dir=directory, offline=True, stall_timeout=LIMIT, limits=LIMITS)
-    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = Trainer(
-        accelerator="cpu", strategy="ddp", devices=3, max_steps=20, log_every_n_steps=1, logger=logger, **quiet
-    )
-    trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(90, 2), batch_size=1))  # type: ignore[arg-type]
+    trainer_of_two(logger, devices=3, max_steps=20).fit(Net(), samples(90))
 
 
 def accelerate(directory: str) -> None:

@@ -29,6 +29,7 @@ def with_torch() -> None:
 def with_lightning() -> None:
     import lightning
     import torch
+    from lightning_trainers import trainer_of_two
 
     from dist_wandb import DistWandbLogger
 
@@ -52,19 +53,8 @@ def with_lightning() -> None:
             return torch.optim.SGD(self.parameters(), lr=logger.experiment.config["lr"])
 
     logger: Any = DistWandbLogger(project="digits", config={"lr": 7.0})
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        logger=logger,
-        log_every_n_steps=1,
-        max_epochs=-1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
     batches: Any = torch.ones(1000, 1)
-    trainer.fit(Model(), torch.utils.data.DataLoader(batches))
+    trainer_of_two(logger, max_epochs=-1).fit(Model(), torch.utils.data.DataLoader(batches))
 
 
 def main(launcher: str) -> None:

@@ -2,20 +2,13 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import wandb
+from processes import wait_until
 
 _LONGEST = 60.0  # seconds
-
-
-def wait_for(path: str | None) -> None:
-    deadline = time.monotonic() + _LONGEST
-    while path is not None and not Path(path).exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.02)
 
 
 def wait_for_measurement(directory: str) -> None:
@@ -24,10 +17,12 @@ def wait_for_measurement(directory: str) -> None:
     Args:
         directory: The directory of the run's files, `run.dir`. It was started with short intervals: see `MEASURED`.
     """
-    deadline = time.monotonic() + _LONGEST
-    while not any(b"proc.memory" in path.read_bytes() for path in Path(directory).parent.glob("run-*.wandb")):
-        assert time.monotonic() < deadline, f"wandb has not measured the machine within {_LONGEST:.0f} s"
-        time.sleep(0.05)
+    files = Path(directory).parent
+    wait_until(
+        lambda: any(b"proc.memory" in path.read_bytes() for path in files.glob("run-*.wandb")),
+        _LONGEST,
+        "a measurement of the machine by wandb",
+    )
 
 
 def log(run: wandb.Run, rows: list[dict[str, Any]]) -> None:
@@ -40,7 +35,8 @@ def main(order: dict[str, Any]) -> None:
     """Open a run, log, log more once a file exists (`goes_on_after`), finish."""
     run = wandb.init(project="tests", **order["init"])
     log(run, order["rows"])
-    wait_for(order.get("goes_on_after"))
+    if path := order.get("goes_on_after"):
+        wait_until(Path(path).exists, _LONGEST, path)
     log(run, order.get("more_rows", []))
     run.finish()
 

@@ -203,20 +203,6 @@ def test_after_a_second_init_trackers_the_run_continues_and_logs_once(fake_wandb
     assert [one.exit_codes for one in fake_wandb.runs] == [[None]]
 
 
-def test_a_session_of_the_script_is_used_as_wandb_uses_an_open_run(fake_wandb: FakeWandb) -> None:
-    session = dist_wandb.init(project="of the script")
-    accelerator = accelerator_with(DistWandbTracker())
-    accelerator.init_trackers("other", config={"lr": 0.1})
-    accelerator.log({"loss": 1.0}, step=3)
-    assert accelerator.get_tracker("wandb", unwrap=True) is session.run
-    accelerator.end_training()
-    (run,) = fake_wandb.runs
-    assert [row["loss"] for row in run.rows] == [1.0]
-    assert run.config["lr"] == 0.1
-    assert run.exit_codes == [None]
-    assert dist_wandb.get_run() is not session
-
-
 def test_on_another_rank_rows_go_to_the_session_of_the_script(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:

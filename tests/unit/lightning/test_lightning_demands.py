@@ -19,7 +19,6 @@ from unittest import mock
 import pytest
 from docstrings import documented_options
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, Logger
@@ -136,32 +135,6 @@ def test_its_run_is_open_before_other_loggers_start(wandb: Any, tmp_path: Path) 
     trainer([Other(tmp_path), DistWandbLogger()], tmp_path, max_steps=1, limit_train_batches=0).fit(BoringModel())
     assert opened
     assert min(opened) == 1
-
-
-@pytest.mark.parametrize(
-    ("log_model", "monitor", "files"),
-    [
-        (False, None, {}),
-        (True, "step", {"epoch=0-step=3.ckpt": 3, "epoch=1-step=6.ckpt": 6}),
-        ("all", None, {"epoch=0-step=3.ckpt": None, "epoch=1-step=6.ckpt": None}),
-    ],
-)
-def test_checkpoints_are_in_the_directory_of_project_and_version_and_become_artifacts(
-    wandb: Any, fake_run: Any, tmp_path: Path, log_model: Any, monitor: str | None, files: dict[str, Any]
-) -> None:
-    logger = DistWandbLogger(project="digits", save_dir=tmp_path, log_model=log_model)
-    _ = logger.experiment
-    fake_run.id = "1"  # the id becomes known late
-    callback = ModelCheckpoint(monitor=monitor, save_top_k=1 if monitor is None else 2)
-    one = trainer(logger, tmp_path, max_epochs=2, callbacks=[callback], enable_checkpointing=True)
-    one.fit(BoringModel())
-    assert one.log_dir == logger.save_dir
-    assert callback.dirpath == str(tmp_path / "digits" / "1" / "checkpoints")
-    made = [call.kwargs for call in wandb.Artifact.call_args_list]
-    assert {artifact["name"] for artifact in made} == ({"model-1"} if files else set())
-    described = [artifact["metadata"] for artifact in made]
-    assert {about["original_filename"]: about["score"] for about in described} == files
-    assert fake_run.log_artifact.call_count == len(files)
 
 
 # --- pickles, and further ranks ---------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from unittest import mock
 import lightning
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning_trainers import quiet_trainer
 from torch import Tensor, distributed, nn
@@ -177,22 +176,6 @@ def test_values_that_lightning_synchronises_have_no_weight() -> None:
     assert weights == {"own": 5.0}
 
 
-def test_rows_logged_directly_to_the_logger_have_no_weight() -> None:
-    class Own(Callback):
-        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-            trainer.logger.log_metrics({"own": 1.0})  # type: ignore[union-attr]
-
-    def log_call(module: Module, batch: Tensor) -> None:
-        module.log("loss", batch.mean(), on_step=False, on_epoch=True)
-        module.logger.log_metrics({"loss": 3.0})  # type: ignore[union-attr]
-
-    logger = fit(Module(log_call), THREE_AND_TWO, callbacks=[Own(), LearningRateMonitor()])
-    assert [weights for _, weights in logger.with_name("loss")] == [{}, {}, {"loss": 5.0}]
-    others = [weights for row, weights in logger.rows if "own" in row or "lr-SGD" in row]
-    assert len(others) >= 2
-    assert not any(others)
-
-
 def test_counts_of_an_earlier_epoch_are_not_used_as_weights() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         if module.current_epoch == 0:
@@ -207,20 +190,6 @@ def test_counts_of_an_earlier_epoch_are_not_used_as_weights() -> None:
 
 
 # --- stages and dataloaders -------------------------------------------------------------------------------------------
-
-
-def test_validation_and_training_of_a_fit_have_separate_weights() -> None:
-    def log_call(module: Module, batch: Tensor) -> None:
-        stage = "train" if module.training else "val"
-        module.log(stage, batch.mean(), on_step=True, on_epoch=True)
-
-    logger = Recorder()
-    quiet_trainer(logger, max_epochs=2, val_check_interval=1).fit(
-        Module(log_call), loader(THREE_AND_TWO), loader([[1.0], [1.0, 1.0]])
-    )
-    assert [weights for _, weights in logger.with_name("val_epoch")] == [{"val_epoch": 3.0}] * 4
-    assert [weights for _, weights in logger.with_name("train_epoch")] == [{"train_epoch": 5.0}] * 2
-    assert {name for _, weights in logger.rows for name in weights} == {"val_epoch", "train_epoch"}
 
 
 @pytest.mark.parametrize("has_own_names", [False, True])

@@ -106,6 +106,13 @@ def drive_with(logger_class: type[WandbLogger], arguments: dict[str, Any], drive
     return stand_in
 
 
+def check_like_stock(arguments: dict[str, Any], drive: Drive, directory: Path, **options: str) -> None:
+    """Use both loggers alike, ours with further options, and compare what wandb is asked for."""
+    stock = drive_with(WandbLogger, arguments, drive, directory)
+    ours = drive_with(DistWandbLogger, {**arguments, **options}, drive, directory)
+    assert (ours.arguments, ours.modes, ours.calls) == (stock.arguments, stock.modes, stock.calls)
+
+
 def use_everything(logger: WandbLogger) -> None:
     _ = logger.experiment
     logger.log_metrics({"loss": 0.5})
@@ -176,10 +183,7 @@ def test_calls_names_and_attributes_are_those_of_the_stock_logger(constructor: s
 
 @pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))
 def test_every_run_mode_makes_one_ordinary_run(options: dict[str, str], tmp_path: Path) -> None:
-    stock = drive_with(WandbLogger, {"name": "base", "id": "exp"}, use_everything, tmp_path)
-    ours = drive_with(DistWandbLogger, {"name": "base", "id": "exp", **options}, use_everything, tmp_path)
-    assert ours.arguments == stock.arguments
-    assert ours.calls == stock.calls
+    check_like_stock({"name": "base", "id": "exp"}, use_everything, tmp_path, **options)
 
 
 FIRST_CALLS: dict[str, Drive] = {
@@ -196,10 +200,7 @@ FIRST_CALLS: dict[str, Drive] = {
 
 @pytest.mark.parametrize("first", FIRST_CALLS)
 def test_whichever_call_comes_first_opens_the_run_as_in_the_stock_logger(first: str, tmp_path: Path) -> None:
-    stock = drive_with(WandbLogger, {}, FIRST_CALLS[first], tmp_path)
-    ours = drive_with(DistWandbLogger, {}, FIRST_CALLS[first], tmp_path)
-    assert ours.arguments == stock.arguments
-    assert ours.calls == stock.calls
+    check_like_stock({}, FIRST_CALLS[first], tmp_path)
 
 
 @pytest.mark.parametrize("variable", ["WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_MODE"])
@@ -208,10 +209,7 @@ def test_wandbs_variables_apply_as_in_the_stock_logger(
     variable: str, offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "online")
-    stock = drive_with(WandbLogger, {"offline": offline}, use_everything, tmp_path)
-    ours = drive_with(DistWandbLogger, {"offline": offline}, use_everything, tmp_path)
-    assert ours.arguments == stock.arguments
-    assert ours.modes == stock.modes
+    check_like_stock({"offline": offline}, use_everything, tmp_path)
 
 
 # --- the constructor --------------------------------------------------------------------------------------------------

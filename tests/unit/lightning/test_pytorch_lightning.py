@@ -21,7 +21,7 @@ def run(directory: Path, code: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_logger_belongs_to_what_the_script_imports_after_it(tmp_path: Path) -> None:
+def test_the_logger_belongs_to_what_the_script_imports_after_it_also_in_a_lightning_cli(tmp_path: Path) -> None:
     code = """
 import copy, pickle, sys
 import dist_wandb
@@ -40,6 +40,14 @@ known = dist_wandb.DistWandbLogger
 assert issubclass(known, WandbLogger) and isinstance(made[0], known) and not issubclass(known, Mine)
 assert "lightning" not in sys.modules
 
+from jsonargparse import lazy_instance
+from pytorch_lightning.cli import LightningCLI
+from pytorch_lightning.demos.boring_classes import BoringModel
+defaults = {"logger": lazy_instance(DistWandbLogger, project="digits", run_mode="shared")}
+command = LightningCLI(BoringModel, args=[], run=False, save_config_callback=None, trainer_defaults=defaults)
+lazy = command.trainer.logger
+assert isinstance(lazy, DistWandbLogger) and lazy.name == "digits" and lazy._options.run_mode == "shared"
+
 from lightning.pytorch.loggers import WandbLogger as Other  # as a library may do
 both = DistWandbLogger(project="digits", id="exp")
 assert isinstance(both, WandbLogger) and isinstance(both, Other)
@@ -55,21 +63,6 @@ for kind in (DistWandbLogger, known, Mine, type(made[1]), type(both)):
     assert pickle.loads(pickle.dumps(kind)) is kind
 """
     run(tmp_path, code)
-
-
-@pytest.mark.slow
-def test_a_lightning_cli_accepts_a_lazy_instance_of_the_class(tmp_path: Path) -> None:
-    code = """
-from dist_wandb import DistWandbLogger
-from jsonargparse import lazy_instance
-from pytorch_lightning.cli import LightningCLI
-from pytorch_lightning.demos.boring_classes import BoringModel
-defaults = {"logger": lazy_instance(DistWandbLogger, project="digits", run_mode="shared")}
-made = LightningCLI(BoringModel, args=[], run=False, save_config_callback=None, trainer_defaults=defaults)
-logger = made.trainer.logger
-assert isinstance(logger, DistWandbLogger) and logger.name == "digits" and logger._options.run_mode == "shared"
-"""
-    run(tmp_path, WITHOUT_LIGHTNING + code)
 
 
 @pytest.mark.slow
