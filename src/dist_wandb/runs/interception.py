@@ -10,7 +10,6 @@ Only while a run is opened on another thread than the training's, its class pass
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 import os
 import sys
@@ -213,17 +212,21 @@ class _Finder(MetaPathFinder):
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, *_path_and_target: object) -> ModuleSpec | None:
-        if name != "wandb":
+        """Return what the finders after this one find: perhaps only to see whether wandb is installed."""
+        finders = list(sys.meta_path)
+        if name != "wandb" or self not in finders:
             return None
-        self.remove()
-        spec = importlib.util.find_spec(name)
+        found = (finder.find_spec(name, None, None) for finder in finders[finders.index(self) + 1 :])
+        spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
             spec.loader.exec_module = functools.partial(self._execute, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
     def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         execute(module)
-        self._then()
+        if self in sys.meta_path:
+            self.remove()
+            self._then()
 
 
 def _serve(run: NullRun) -> Callable[[], None]:

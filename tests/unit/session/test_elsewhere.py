@@ -221,10 +221,10 @@ def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(
 
 
 LIBRARY = """
-import sys, dist_wandb
+import importlib.util, sys, dist_wandb
 
 run = dist_wandb.init()
-assert "wandb" not in sys.modules
+assert importlib.util.find_spec("wandb") and "wandb" not in sys.modules
 import wandb  # as a library does it when it is used
 
 if wandb.run is None:
