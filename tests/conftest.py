@@ -167,7 +167,16 @@ class FakeRun:
         """End it as `wandb.finish` does, which the session does not see."""
         self._is_finished = True
 
+    def __enter__(self) -> FakeRun:  # noqa: PYI034
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._finish(exit_code=int(kind is not None))  # as wandb's
+
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG002  # as wandb 0.19
+        self._finish(exit_code)
+
+    def _finish(self, exit_code: int | None = None) -> None:
         if not self._is_finished:  # as wandb's
             self.exit_codes.append(exit_code)
         self._is_finished = True

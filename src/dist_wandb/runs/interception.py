@@ -256,13 +256,18 @@ def _serve(run: NullRun) -> Callable[[], None]:
 
 
 def _finished(run: NullRun, process: int, finish: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return run.finish(*args, **kwargs) if os.getpid() == process else finish(*args, **kwargs)
+    return run.finish(*args, **kwargs) if _is_current(process) else finish(*args, **kwargs)
 
 
 def _opened(run: NullRun, process: int, init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Do what wandb's `init` does while a run is open, on a rank without it; not in a process that this one forked."""
+    """Do what wandb's `init` does while a run is open, on a rank without it."""
     returns = kwargs.get("mode") != "disabled" and reinit(kwargs) in ("default", "return_previous")
-    return run if returns and os.getpid() == process else init(*args, **kwargs)
+    return run if returns and _is_current(process) else init(*args, **kwargs)
+
+
+def _is_current(process: int) -> bool:
+    """Return whether a stand-in is the current run: not beside the script's own one, nor in a fork of its process."""
+    return running_run() is None and os.getpid() == process
 
 
 _values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions

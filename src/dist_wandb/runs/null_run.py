@@ -176,7 +176,7 @@ class NullRun(LikeRun, StandIn):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:  # pickle's own way wants `__class__` to be the class
-        return _blank, (type(self),), self.__getstate__()
+        return object.__new__, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep the current metadata in a copy, also in another process, without the intercepted methods."""
@@ -202,12 +202,12 @@ class NullRun(LikeRun, StandIn):
             value = tuple(dict.fromkeys(value or ())) if name == "tags" else value  # added on all ranks, perhaps
             self.__dict__.setdefault("_own", {})[name] = value, monotonic(), ...
 
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        """End this rank's part, as the run ends on the rank that has it; let exceptions through."""
+        self.finish(exit_code=int(kind is not None))
+
     def __dir__(self) -> list[str]:
         return sorted(public_names(self))
-
-
-def _blank(kind: type[NullRun]) -> NullRun:
-    return kind.__new__(kind)
 
 
 class NullPart(StandIn):

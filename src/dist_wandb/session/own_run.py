@@ -137,8 +137,12 @@ class OwnRun:
         """Redirect calls on the run, direct or through wandb: to `log`, and to `finish` before the run's own."""
 
         def intercept(run: AnyRun) -> None:
+            begun: list[bool] = []
+
             def finish_first(finish_run: Any, exit_code: int | None = None, **kwargs: Any) -> None:
-                finish(exit_code)
+                if not begun:
+                    begun.append(True)  # `finish` of a run calls another of its methods, which a block calls directly
+                    finish(exit_code)
                 if not wandb_private.is_finished(run):
                     finish_run(exit_code=exit_code, **kwargs)
 
@@ -156,7 +160,7 @@ class OwnRun:
             module = sys.modules.get("wandb")
             handlers["define_metric"] = define
             if run:
-                handlers[wandb_private.FINISH] = end_row_first
+                handlers[wandb_private.FINISH] = finish_first
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
             replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)

@@ -122,9 +122,9 @@ def test_a_job_without_a_store_finishes_at_once_with_its_own_rows(
     assert [run.rows for run in fake_wandb.runs] == [rows] * (rank == 0)
 
 
-@pytest.mark.parametrize("by_wandb", [False, True])
+@pytest.mark.parametrize("how", ["run.finish", "wandb.finish", "block"])
 def test_pending_rows_are_written_before_the_user_finishes_the_run(
-    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, by_wandb: bool
+    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, how: str
 ) -> None:
     sessions = job(TWO)
     run = sessions[0].run
@@ -132,8 +132,11 @@ def test_pending_rows_are_written_before_the_user_finishes_the_run(
 
     def log_and_finish(rank: int) -> None:
         sessions[rank].log({"loss": float(rank)}, step=1)
-        if by_wandb and rank == 0:
+        if how == "wandb.finish" and rank == 0:
             wandb.finish(exit_code=0)
+        elif how == "block":
+            with sessions[rank].run:
+                pass
         else:
             sessions[rank].run.finish(0)
 
@@ -151,7 +154,7 @@ def test_ranks_without_a_run_notice_that_the_user_finished_it(
     first.log({"loss": 1.0}, step=1)
     second.log({"loss": 2.0}, step=1)
     begin = time.monotonic()
-    first.run.finish()  # on rank 1, wandb.finish() does nothing
+    first.run.finish()
     assert time.monotonic() - begin < 20  # much less than the 30 s of finish_timeout
     assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
     assert fake_wandb.runs[0].exit_codes == [None]
