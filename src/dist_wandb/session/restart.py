@@ -348,8 +348,7 @@ def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str) -> int:
         last = None
     if last is not None:
         return last + 1
-    starting_step: object = getattr(run, "starting_step", 0)
-    return max(requested.first_step(init_arguments), starting_step if isinstance(starting_step, int) else 0)
+    return max(requested.first_step(init_arguments), run_metadata.starting_step(run))
 
 
 def _last_on_disk(run: AnyRun, axis: str) -> int | None:
