@@ -223,19 +223,6 @@ def test_rows_logged_while_a_generator_is_closed_go_into_its_own_run(fake_wandb:
     assert [[row["last"] for row in run.rows] for run in fake_wandb.runs] == [[1], [2], []]
 
 
-# --- ends -------------------------------------------------------------------------------------------------------------
-
-
-def test_exception_sets_the_exit_code_and_propagates(fake_wandb: FakeWandb) -> None:
-    @wandb_init
-    def train() -> None:
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit, match="3"):
-        train()
-    assert fake_wandb.runs[0].exit_codes == [3]
-
-
 # --- nesting ----------------------------------------------------------------------------------------------------------
 
 
