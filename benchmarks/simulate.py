@@ -94,9 +94,8 @@ class Job:
             topology=topology,
             number=1,
             create_new=False,
-            announces=False,
-            catches_sigterm=False,
             restarts=False,
+            led_by_trainer=True,
         )
         self._reached("opened")
         for step in range(_ROWS if rank in self.late else 0, _ROWS + 1):

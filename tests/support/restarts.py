@@ -28,10 +28,11 @@ def ranks(number: int) -> list[Topology]:
     return [Topology(rank, rank, 0, number, number, 1) for rank in range(number)]
 
 
-def kill(sessions: list[Session]) -> None:
-    """End a job as SIGKILL does: none of its code is called again."""
+def kill(sessions: list[Session]) -> list[Session]:
+    """End a job as SIGKILL does: none of its code is called again. Return its sessions."""
     for session in sessions:
         registry.remove(session)
+    return sessions
 
 
 def attempt(number: int, place: str = "/agent/none_y") -> dict[str, str]:

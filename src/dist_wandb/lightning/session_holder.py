@@ -178,10 +178,8 @@ class SessionHolder:
             proposed_id=proposed_id,
             adopt=lambda plan: self._adopt(available, plan),
             create_new=topology.world_size > 1 or is_another,
-            announces=False,
-            catches_sigterm=False,  # the Trainer does, to save a checkpoint
+            led_by_trainer=True,  # which catches SIGTERM to save a checkpoint
             restarts=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as the stock logger
-            as_given=True,
         )
         if provisional is not None:
             provisional.release()

@@ -82,11 +82,6 @@ def wandb_init(
 
             train(lr=0.1)
     """
-    if function is not None and not inspect.isroutine(function):
-        raise ConfigurationError(
-            f"wandb_init was given {function!r}, which is not a function. Use @wandb_init or @wandb_init(project=...) "
-            "on a function or method; pass project and other arguments by keyword."
-        )
     given = {"run_mode": run_mode, "rank_scope": rank_scope, **arguments}
     check_init(given)
     decorate = functools.partial(_decorated, given=given)
@@ -96,8 +91,8 @@ def wandb_init(
 def _decorated(function: Callable[..., Any], given: Mapping[str, Any]) -> Callable[..., Any]:
     if isinstance(function, (staticmethod, classmethod)) or not inspect.isroutine(function):
         raise ConfigurationError(
-            f"wandb_init decorates functions and methods, but was put on {function!r}. Put it below @staticmethod or "
-            "@classmethod, and on a method rather than on a class."
+            f"wandb_init decorates functions and methods, but was given {function!r}. Put it below @staticmethod or "
+            "@classmethod, on a method rather than on a class, and pass project and other arguments by keyword."
         )
     wrap = next((wrap for is_kind, wrap in _WRAPPERS if is_kind(function)), _function)
     return functools.update_wrapper(wrap(function, given), function)

@@ -47,8 +47,7 @@ def _is_begun(link: JobLink) -> bool:
     """Whether the primary of a session has begun to open it, and not opened its run yet."""
 
     def is_begun(store: JobStore) -> bool:
-        has_opened = generations.has_opened(store.below(generations.keys_of(link.unit)), 0)
-        return has_opened and not store.has([run_key(link.plan)])
+        return generations.has_opened(link.unit_keys(store), 0) and not store.has([run_key(link.plan)])
 
     return ask(link.store, is_begun, False)
 
@@ -138,9 +137,12 @@ class JobLink:
         """Return the store, which may appear after the session was opened."""
         return self.store or JobStore.find(self.name, self.topology, self.options.limits.join_timeout)
 
+    def unit_keys(self, store: JobStore) -> JobStore:
+        return store.below(generations.keys_of(self.unit))
+
     def report_opened(self) -> None:
         if self.store is not None and self.unit.is_member:
-            generations.publish_opened(self.store.below(generations.keys_of(self.unit)), self.unit)
+            generations.publish_opened(self.unit_keys(self.store), self.unit)
 
     def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
         """Find the store and publish the job's description, for a session that was opened before there was a store."""
@@ -195,22 +197,20 @@ class JobLink:
         return is_opening
 
     def is_accompanied(self) -> bool:
-        keys = generations.keys_of(self.unit)
-        return self.store is not None and ask(
-            self.store, lambda store: generations.number_opened(store.below(keys)) > 1, True
-        )
+        store = self.store
+        return store is not None and ask(store, lambda _: generations.number_opened(self.unit_keys(store)) > 1, True)
 
     def until_attached(self) -> Callable[[], bool]:
         """Return what tells whether all writers of a shared run are attached, or it cannot be determined.
 
         After some seconds, these are the ranks that have opened their sessions: the others may never come.
         """
-        began, keys = time.monotonic(), generations.keys_of(self.unit)
+        began = time.monotonic()
 
         def are_attached(store: JobStore) -> bool:
             attached, apart = attached_writers(store, self.plan).count(), time.monotonic() - began
             is_time = apart >= generations.least_wait(self.options.limits.join_timeout, self.unit)
-            return attached >= (generations.number_opened(store.below(keys)) if is_time else self.unit.size)
+            return attached >= (generations.number_opened(self.unit_keys(store)) if is_time else self.unit.size)
 
         return lambda: ask(self.store, are_attached, True)
 
@@ -305,8 +305,8 @@ class UnitEnd:
 def _publish_before(link: JobLink, former: JobLink) -> None:
     """Publish which ranks had the session that this one continues, and have not left it: if one died, it is missing."""
     if link.store is not None and former.store is not None:
-        known = generations.Presence(former.unit, former.store.below(generations.keys_of(former.unit)))
-        generations.Presence(link.unit, link.store.below(generations.keys_of(link.unit))).publish_before(known)
+        known = generations.Presence(former.unit, former.unit_keys(former.store))
+        generations.Presence(link.unit, link.unit_keys(link.store)).publish_before(known)
 
 
 def move(session: Session, reopen: Callable[[int, Session], Session], primary_rank: int) -> None:

@@ -61,12 +61,10 @@ def open_session(
     proposed_id: str | None = None,  # base id to use on the coordinator unless the user asked for one
     adopt: Callable[[RunPlan], Run | None] | None = None,  # may return a run that is open, to be used instead
     create_new: bool = True,  # if this process has a run already, which `wandb.init` would return
-    announces: bool = True,  # prints what was decided; otherwise the integration calls `Session.announce`
-    catches_sigterm: bool = True,  # SIGTERM ends the runs before the process, unless another handler is installed
     restarts: bool = True,  # this start may continue the runs of an earlier one, and a later start those of this one
-    # In a world of one, `wandb.init` gets exactly `init_arguments`. Otherwise settings are added that limit the cost of
-    # an unreachable server or a killed process.
-    as_given: bool = False,
+    # A trainer handles SIGTERM, and its integration calls `Session.announce`. In a world of one, `wandb.init` gets
+    # exactly `init_arguments`, without the settings that limit the cost of an unreachable server or a killed process.
+    led_by_trainer: bool = False,
     continues: Session | None = None,  # a session of this rank: the training goes on, even if the job's store is gone
     reaches: bool = True,  # the job's store, as far as it is known
 ) -> Session:
@@ -92,8 +90,7 @@ def open_session(
     opener.meet(integration, number, reaches=reaches and not topology.is_unconnected)
 
     again = partial(open_session, topology=topology, step_metric=step_metric, number=1, adopt=adopt)
-    again = partial(again, create_new=create_new, announces=announces, catches_sigterm=catches_sigterm)
-    again = partial(again, restarts=restarts, as_given=as_given)
+    again = partial(again, create_new=create_new, restarts=restarts, led_by_trainer=led_by_trainer)
 
     def reopen(primary_rank: int, continues: Session | None = None) -> Session:
         name, moved_options, arguments = opener.as_moved(primary_rank, init_arguments)
@@ -111,10 +108,10 @@ def open_session(
     opener.plan(proposed_id, sweeps.not_kept(init_arguments))
     with ExitStack() as until_started:
         session = opener.open(
-            step_metric, adopt, until_started, create_new=create_new, as_given=as_given, continues=continues
+            step_metric, adopt, until_started, create_new=create_new, as_given=led_by_trainer, continues=continues
         )
         opener.link.moving.move = lambda primary_rank: move(continues or session, reopen, primary_rank)
-        opener.announce(session, announces=announces, catches_sigterm=catches_sigterm, continues=continues)
+        opener.announce(session, led_by_trainer=led_by_trainer, continues=continues)
     return session
 
 
@@ -134,7 +131,8 @@ def _without_others(options: Options, topology: Topology, integration: str) -> O
 
 def identify() -> Topology:
     """Detect rank and layout; warn if a launcher contradicts them. A process started by a rank is a job of its own."""
-    topology, holder = inherited_rank.detect()
+    known, holder = inherited_rank.known()
+    topology = known or Topology.single()
     if holder is not None:
         print_line(
             f"dist_wandb: process {os.getpid()} was started by process {holder}, which holds the rank whose variables "
@@ -236,9 +234,7 @@ class Opener:
             self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
             if restart.can_look_back(self._options, self._topology, has_store=has_store):
                 self._earlier = self._restart_store.find()
-        self._arguments = restart.continued(
-            self._arguments, self._earlier, self._topology, has_store=self._store is not None
-        )
+        self._arguments = restart.continued(self._arguments, self._earlier, self._topology, has_store=has_store)
 
     def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
         """Decide what this rank does. `not_kept` warns of arguments that a sweep's trial overrides."""
@@ -330,7 +326,7 @@ class Opener:
             _log.warning("dist_wandb: rows without a step start at 0 under this rank's label: %s", error)
             return 0
 
-    def announce(self, session: Session, *, announces: bool, catches_sigterm: bool, continues: Session | None) -> None:
+    def announce(self, session: Session, *, led_by_trainer: bool, continues: Session | None) -> None:
         try:
             session.start((continues or session).log)
             with suppress(RendezvousError) if continues else nullcontext():
@@ -345,9 +341,8 @@ class Opener:
                 self._restart_store.leave(session.plan.base_id or str(session.run.id))
                 if self._earlier is not None:
                     print_line(restart.announcement(self._earlier, self._topology))
-            if announces:
+            if not led_by_trainer:
                 session.announce()
-            if catches_sigterm:
                 registry.process_end.catch_sigterm()
         except BaseException:
             session.end_with_process(FAILED, failed=True)  # no caller has it

@@ -107,8 +107,7 @@ class OwnRun:
     @property
     def starting_step(self) -> int:
         """The step of the first row: after those of a run that is continued. On a rank without a run, its primary's."""
-        step: object = getattr(self.run, "starting_step", 0)
-        return step if isinstance(step, int) else 0
+        return run_metadata.starting_step(self.run)
 
     def as_logged(self, metrics: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""

@@ -192,37 +192,38 @@ class RestartStore:
         if resume == "never" or requested.rewinds(self._arguments):
             return None
         requested_id = requested.run_id(self._arguments)
-        for record, reason in self._candidates(asked_for=resume == "auto"):
-            if record is None:
+        for earlier in self._candidates(asked_for=resume == "auto"):
+            if earlier is None:
                 return None
-            if requested_id in (None, record.base_id) and self._matches(record, reason):
-                self._continued_job = record.job
-                return Earlier(record, reason)
+            if requested_id in (None, earlier.record.base_id) and self._matches(earlier):
+                self._continued_job = earlier.record.job
+                return earlier
         return None
 
-    def _candidates(self, *, asked_for: bool) -> Iterator[tuple[RestartRecord | None, str]]:
-        """Yield the candidate records, the most reliable first; `None` if the run is known to have ended."""
+    def _candidates(self, *, asked_for: bool) -> Iterator[Earlier | None]:
+        """Yield the earlier starts, the most reliable record first; `None` if the run is known to have ended."""
         launch = self._launch
         if launch.attempt:
             reason = f"restart {launch.attempt} of torchrun"
             with suppress(RendezvousError, ValueError, TypeError, KeyError):
                 message = None if self._store is None else self._store.try_get(_KEY)
                 if message is not None:
-                    yield (RestartRecord.of(message["record"]) if message["record"] else None), reason
+                    yield Earlier(RestartRecord.of(message["record"]), reason) if message["record"] else None
             yield from self._in_file(launch.torchrun_start, reason)
         if launch.requeues:
             reason = f"restart {launch.requeues} of the SLURM job"
-            for record, why in self._in_file(launch.slurm_step, reason):
-                if record.requeues < launch.requeues:  # otherwise, the job's script started the command twice
-                    yield record, why
+            for earlier in self._in_file(launch.slurm_step, reason):
+                if earlier.record.requeues < launch.requeues:  # otherwise, the job's script started the command twice
+                    yield earlier
         if asked_for and (latest := RestartRecord.read(path := self._file("latest"))) is not None:
-            yield latest, f"resume='auto', by {path}"
+            yield Earlier(latest, f"resume='auto', by {path}")
 
-    def _in_file(self, job: str | None, reason: str) -> Iterator[tuple[RestartRecord, str]]:
+    def _in_file(self, job: str | None, reason: str) -> Iterator[Earlier]:
         if job is not None and (record := RestartRecord.read(self._of_job(job))) is not None:
-            yield record, reason
+            yield Earlier(record, reason)
 
-    def _matches(self, record: RestartRecord, reason: str) -> bool:
+    def _matches(self, earlier: Earlier) -> bool:
+        record = earlier.record
         differ = [
             f"{name} was {getattr(record, name)!r}, and is {getattr(self._mine, name)!r}"
             for name in ("session", "project", "entity", "run_mode", "rank_scope")
@@ -233,7 +234,7 @@ class RestartStore:
                 "dist_wandb: the run %s of an earlier start (%s) is not continued: %s. New runs are opened. Start with "
                 "the same arguments, or pass id= and resume='allow'.",
                 record.base_id,
-                reason,
+                earlier.reason,
                 "; ".join(differ),
             )
         return not differ
@@ -348,8 +349,7 @@ def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str) -> int:
         last = None
     if last is not None:
         return last + 1
-    starting_step: object = getattr(run, "starting_step", 0)
-    return max(requested.first_step(init_arguments), starting_step if isinstance(starting_step, int) else 0)
+    return max(requested.first_step(init_arguments), run_metadata.starting_step(run))
 
 
 def _last_on_disk(run: AnyRun, axis: str) -> int | None:

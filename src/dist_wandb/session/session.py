@@ -309,10 +309,10 @@ class Session(AsRun):
         """Set the exit code of the run, to be used if `finish` is not called with one; `None` or 0: it recovered."""
         self._shutdown.failure = exit_code or None
 
-    def release(self, *, within: float | None = None) -> None:
+    def release(self) -> None:
         """Pass on what was logged and stop being the current session, but leave the run open: `Shutdown.hand_over`."""
         if not self._children.is_fork:
-            self._shutdown.hand_over(failed=False, within=within)
+            self._shutdown.hand_over(failed=False, within=self.options.limits.flush_timeout)
             self._own.restore()
 
     def close_without_run(self) -> None:

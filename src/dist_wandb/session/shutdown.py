@@ -197,9 +197,9 @@ class Shutdown:
         self._link.leave(self._exchange)
         registry.release_sigterm()
 
-    def hand_over(self, *, failed: bool, within: float | None, passed_on: Callable[[], object] = lambda: None) -> None:
+    def hand_over(self, *, failed: bool, within: float, passed_on: Callable[[], object] = lambda: None) -> None:
         """Pass on what was logged, and accept no more. `failed` and `within` are as for `finish`."""
-        deadline = time.monotonic() + (self._link.options.limits.flush_timeout if within is None else within)
+        deadline = time.monotonic() + within
         self._children.close(failed=failed)
         if not failed:
             self._config_sync.catch_up()

@@ -506,7 +506,7 @@ def log_everywhere(on_ranks: OnRanks) -> Log:
     def log(sessions: list[Any]) -> None:
         for rank, session in enumerate(sessions):
             session.log({"loss": float(rank), "t": gathered([[rank]], ["a"])}, step=1)
-        on_ranks(len(sessions), lambda rank: sessions[rank].release(within=10))
+        on_ranks(len(sessions), lambda rank: sessions[rank].release())
 
     return log
 

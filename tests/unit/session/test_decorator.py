@@ -84,10 +84,9 @@ def test_methods_of_all_kinds_can_be_decorated(fake_wandb: FakeWandb) -> None:
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("wrong", [type("Class", (), {}), staticmethod(len), classmethod(type), 3, "digits"])
 def test_other_objects_than_functions_are_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"which is not a function|decorates functions and methods"):
-        wandb_init(wrong)
-    with pytest.raises(ConfigurationError, match="decorates functions and methods"):
-        wandb_init(project="digits")(wrong)
+    for decorate in (wandb_init, wandb_init(project="digits")):
+        with pytest.raises(ConfigurationError, match="decorates functions and methods, but was given"):
+            decorate(wrong)
 
 
 def test_concurrent_coroutines_have_a_run_each(fake_wandb: FakeWandb) -> None:
@@ -221,19 +220,6 @@ def test_rows_logged_while_a_generator_is_closed_go_into_its_own_run(fake_wandb:
 
     asyncio.run(close_inside_of_another())
     assert [[row["last"] for row in run.rows] for run in fake_wandb.runs] == [[1], [2], []]
-
-
-# --- ends -------------------------------------------------------------------------------------------------------------
-
-
-def test_exception_sets_the_exit_code_and_propagates(fake_wandb: FakeWandb) -> None:
-    @wandb_init
-    def train() -> None:
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit, match="3"):
-        train()
-    assert fake_wandb.runs[0].exit_codes == [3]
 
 
 # --- nesting ----------------------------------------------------------------------------------------------------------

@@ -151,13 +151,6 @@ def test_the_config_can_be_saved_in_a_checkpoint_on_every_rank(job: Job) -> None
         assert dict(saved) == dict(copy.deepcopy(session.config)) == {"lr": 0.1, "mlp": {"depth": 2}}
 
 
-@pytest.mark.parametrize("row", [10, "loss", None, {1: 0.5}])
-def test_what_is_not_a_row_is_a_type_error_as_in_wandb(job: Job, row: Any) -> None:
-    for session in job(THREE):
-        with pytest.raises(TypeError, match="log was given"):
-            session.log(row)
-
-
 @pytest.mark.parametrize("mode", [{"mode": "disabled"}, {}], ids=["argument", "environment"])
 def test_a_disabled_run_takes_every_call(
     bare_environment: None,  # noqa: ARG001  # used for its effect

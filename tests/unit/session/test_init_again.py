@@ -212,16 +212,3 @@ def test_a_decorated_function_has_a_run_of_its_own_also_in_a_notebook(fake_wandb
     plain = dist_wandb.init()
     assert decorated() == [[], [], [None], []]
     plain.finish()
-
-
-def test_a_decorated_function_returns_its_run_and_leaves_that_of_the_caller(fake_wandb: FakeWandb) -> None:
-    @dist_wandb.wandb_init
-    def decorated() -> dist_wandb.Session:
-        mine = dist_wandb.get_run()
-        assert dist_wandb.init() is mine
-        return dist_wandb.init()
-
-    plain = dist_wandb.init()
-    assert decorated() is not plain
-    assert dist_wandb.init() is plain
-    assert ended(fake_wandb) == [[], [None]]

@@ -198,15 +198,6 @@ def is_untouched(sections: Sections, clock: Clock) -> None:
     assert sections.due_timings(["loss"], 99)["time/busy"] == 0.75
 
 
-def test_threads_have_their_own_sections(sections: Sections, clock: Clock) -> None:
-    with sections.timed("outer", 0, waits=True):
-        thread = threading.Thread(target=spend, args=(sections, clock, "inner", 10))
-        thread.start()
-        thread.join()
-    taken = sections.due_timings(["loss"], 1)
-    assert taken == {"time/inner": 0.01, "time/outer": 0.01, "time/step": 0.01, "time/busy": 1.0}
-
-
 @pytest.mark.parametrize("steps", [range(6), [None] * 6])
 def test_extra_rows_of_one_rank_take_no_timings(sections: Sections, clock: Clock, steps: list[int | None]) -> None:
     found = []

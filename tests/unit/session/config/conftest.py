@@ -39,7 +39,6 @@ def open_rank(store: dist.Store) -> Iterator[Open]:  # noqa: ARG001  # they meet
             topology=topology,
             number=1,
             create_new=False,
-            announces=False,
         )
         opened.append(session)
         return session

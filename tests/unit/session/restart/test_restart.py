@@ -28,21 +28,18 @@ def test_a_torchrun_restart_continues_through_the_agents_store(
     start: Start, fake_wandb: FakeWandb, run_mode: str, directory: str
 ) -> None:
     agent, options = dist.HashStore(), {"run_mode": run_mode}
-    first = start(agent=agent, options=options, dir="here")
-    before = ids(first)
+    first = kill(start(agent=agent, options=options, dir="here"))
     writers = 1 if run_mode == "auto" else 2
     assert given(fake_wandb, "resume", last=writers) == [None] * writers
-    kill(first)
     second = start(agent=agent, options=options, environ=attempt(1), dir=directory)
-    assert ids(second) == before
+    assert ids(second) == ids(first)
     assert given(fake_wandb, "resume", last=writers) == ["allow"] * writers
 
 
 @pytest.mark.parametrize("environ", [attempt(1, "/agent/none_z"), {"TORCHELASTIC_RESTART_COUNT": "1"}])
 def test_another_torchrun_start_is_not_a_restart(start: Start, environ: dict[str, str]) -> None:
     """Its first attempt may have died before it wrote its own record."""
-    first = start(environ=attempt(0))
-    kill(first)
+    first = kill(start(environ=attempt(0)))
     assert ids(start(environ=environ)) != ids(first)
 
 
@@ -60,8 +57,7 @@ def test_a_finished_job_does_not_continue_runs_of_another(start: Start) -> None:
     agent = dist.HashStore()
     for session in start(agent=agent):
         session.finish()
-    other = start()
-    kill(other)
+    other = kill(start())
     assert not set(ids(start(agent=agent, environ=attempt(1), resume="auto"))) & set(ids(other))
 
 
@@ -79,8 +75,7 @@ def test_resume_never_starts_new_runs(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     agent = dist.HashStore()
-    first = start(agent=agent)
-    kill(first)
+    first = kill(start(agent=agent))
     arguments: dict[str, dict[str, Any]] = {
         "argument": {"resume": "never"},
         "settings": {"settings": wandb.Settings(resume="never")},
@@ -106,8 +101,7 @@ def test_the_users_id_and_resume_have_precedence(
     start: Start, fake_wandb: FakeWandb, before: dict[str, str], now: dict[str, str], resume: str | None
 ) -> None:
     agent, options = dist.HashStore(), {"run_mode": "auto"}
-    first = start(agent=agent, options=options, **before)
-    kill(first)
+    first = kill(start(agent=agent, options=options, **before))
     assert ids(start(agent=agent, options=options, environ=attempt(1), **now)) == [now.get("id", first[0].id)] * 2
     assert given(fake_wandb, "resume", last=1) == [resume]
 
@@ -131,9 +125,7 @@ def test_another_number_of_ranks_continues_the_runs_that_remain(
 ) -> None:
     """With fewer ranks, the other runs stay unchanged; with more ranks, new ones are opened in the same group."""
     agent = dist.HashStore()
-    first = start(agent=agent, environ=attempt(0))
-    base_id = first[0].plan.base_id
-    kill(first)
+    base_id = kill(start(agent=agent, environ=attempt(0)))[0].plan.base_id
     start(agent=agent, environ=attempt(1), world=world)
     expected = [base_id] if world == 1 else [f"{base_id}-rank-{rank}" for rank in range(world)]
     assert sorted(given(fake_wandb, "id", last=world)) == expected
@@ -159,8 +151,7 @@ def test_a_requeued_job_continues_from_its_own_record(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not from that of another job, step or command."""
-    first = start(environ=SLURM)
-    kill(first)
+    first = kill(start(environ=SLURM))
     for other in ({"SLURM_JOB_ID": "8"}, {"SLURM_STEP_ID": "1"}):
         assert ids(start(environ=requeue(1, **other))) != ids(first)
     with monkeypatch.context() as of_another_command:
@@ -172,11 +163,9 @@ def test_a_requeued_job_continues_from_its_own_record(
 
 def test_repeating_a_command_in_a_job_is_not_a_restart(start: Start) -> None:
     kill(start(environ=SLURM))
-    again = start(environ=requeue(1))
-    kill(again)
-    by_the_same_script = start(environ=requeue(1))
+    again = kill(start(environ=requeue(1)))
+    by_the_same_script = kill(start(environ=requeue(1)))
     assert ids(by_the_same_script) != ids(again)
-    kill(by_the_same_script)
     assert ids(start(environ=requeue(2))) == ids(by_the_same_script)
 
 
@@ -187,9 +176,7 @@ def test_jobs_that_share_a_directory_find_their_own_records(start: Start) -> Non
         session.finish()
     assert record_files() == ["job", "latest"]  # both belong to the first one
     kill(first)
-    again = start(environ=requeue(1))
-    assert ids(again) == ids(first)
-    kill(again)
+    assert ids(kill(start(environ=requeue(1)))) == ids(first)
     assert ids(start(environ={"SLURM_JOB_ID": "9"}, resume="auto")) == ids(first)
     assert record_files() == ["job", "latest"]  # of the third job, which continues the first one's runs
 
@@ -200,8 +187,7 @@ def test_the_job_name_gives_the_same_id_at_every_start_without_a_store(
 ) -> None:
     options = {"run_mode": run_mode}
     writers = 1 if run_mode == "auto" else 2
-    first = start(store=False, environ=SLURM, options=options)
-    kill(first)
+    first = kill(start(store=False, environ=SLURM, options=options))
     assert given(fake_wandb, "resume", last=writers) == [None] * writers
     second = start(store=False, environ=requeue(1), options=options)
     assert ids(second) == ids(first)

@@ -30,18 +30,14 @@ def test_a_second_start_continues_with_resume_auto(
     start: Start, fake_wandb: FakeWandb, run_mode: str, resume: Any
 ) -> None:
     options = {"run_mode": run_mode}
-    first = start(options=options, resume=resume)
-    before = ids(first)
-    kill(first)
-    assert ids(start(options=options, resume=resume)) == before
+    first = kill(start(options=options, resume=resume))
+    assert ids(start(options=options, resume=resume)) == ids(first)
     assert set(given(fake_wandb, "resume", last=1)) == {"allow"}  # W&B's own record would belong to one process
 
 
 def test_a_second_start_without_resume_makes_new_runs_and_a_new_record(start: Start) -> None:
-    first = start()
-    kill(first)
-    second = start()
-    kill(second)
+    first = kill(start())
+    second = kill(start())
     assert ids(second) != ids(first)
     assert ids(start(resume="auto")) == ids(second)
 
@@ -70,18 +66,16 @@ def test_resume_auto_on_rank_0_alone_is_enough(start: Start, fake_wandb: FakeWan
 def test_a_record_of_different_options_is_not_used_and_warns(
     start: Start, caplog: pytest.LogCaptureFixture, change: dict[str, Any], reason: str
 ) -> None:
-    first = start()
-    kill(first)
+    first = kill(start())
     assert start(resume="auto", **change)[0].plan.base_id != first[0].plan.base_id
     (warning,) = last_warnings(caplog)
     assert f"the run {first[0].plan.base_id} of an earlier start" in warning
     assert reason in warning
 
 
-def killed(start: Start) -> tuple[list[Session], Path]:
+def killed_with_record(start: Start) -> tuple[list[Session], Path]:
     """Return the sessions of a job that was killed, and the restart record that they wrote."""
-    sessions = start()
-    kill(sessions)
+    sessions = kill(start())
     (record,) = RECORDS.glob("latest-*.json")
     return sessions, record
 
@@ -94,7 +88,7 @@ def killed(start: Start) -> tuple[list[Session], Path]:
 def test_a_damaged_record_is_ignored_with_a_warning(
     start: Start, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
-    first, record = killed(start)
+    first, record = killed_with_record(start)
     for _ in range(2):
         record.write_bytes(content)
         assert ids(start(resume="auto")) != ids(first)
@@ -106,7 +100,7 @@ def test_a_damaged_record_is_ignored_with_a_warning(
 def test_an_obstacle_in_place_of_a_record_does_not_block_a_start(
     start: Start, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
-    first, record = killed(start)
+    first, record = killed_with_record(start)
     record.unlink()
     OBSTACLES[obstacle](record)
     begun = time.monotonic()
@@ -123,7 +117,7 @@ def test_an_obstacle_in_place_of_a_record_does_not_block_a_start(
 def test_a_record_of_another_user_is_not_trusted(
     start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    first, record = killed(start)
+    first, record = killed_with_record(start)
     give_away(record if what == "record" else RECORDS, monkeypatch)
     second = start(resume="auto")
     assert ids(second) != ids(first)
@@ -166,8 +160,7 @@ def test_an_invalid_record_is_refused(changed: dict[str, Any]) -> None:
 
 
 def test_resume_auto_without_a_store_needs_a_single_writer(start: Start, fake_wandb: FakeWandb) -> None:
-    first = start(store=False, options={"run_mode": "auto"})
-    kill(first)
+    first = kill(start(store=False, options={"run_mode": "auto"}))
     start(store=False, options={"run_mode": "auto"}, resume="auto")
     assert given(fake_wandb, "id") == [first[0].id] * 2
     with pytest.raises(ConfigurationError, match="resume='auto' takes the run id from a restart record"):
