@@ -26,7 +26,6 @@ from dist_wandb.cli.uploads.state import FileState, Sent
 from dist_wandb.errors import ReadError
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
-COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
 
 Capture = pytest.CaptureFixture[str]
 WriteRun = Callable[..., Path]
@@ -129,7 +128,7 @@ def test_the_command_line_imports_neither_torch_nor_wandb() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [["--all"], ["--json"]])
 def test_a_closed_pipe_causes_no_traceback(extra: list[str]) -> None:
-    command = [sys.executable, "-c", COMMAND, "plan", "--layout", "3000", *extra]
+    command = [sys.executable, "-m", "dist_wandb", "plan", "--layout", "3000", *extra]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -150,7 +149,7 @@ def test_output_that_cannot_be_written_is_reported_in_one_line(
     monkeypatch.setenv("WANDB_MODE", "offline")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", COMMAND, *command.split()],
+            [sys.executable, "-m", "dist_wandb", *command.split()],
             cwd=tmp_path,
             stdout=full,
             stderr=subprocess.PIPE,
@@ -163,7 +162,7 @@ def test_output_that_cannot_be_written_is_reported_in_one_line(
 
 
 def test_a_command_works_without_standard_output() -> None:
-    closing = f"import os; os.close(1); os.execv({sys.executable!r}, [{sys.executable!r}, '-c', {COMMAND!r}, 'plan'])"
+    closing = f"import os; os.close(1); os.execv({sys.executable!r}, [{sys.executable!r}, '-m', 'dist_wandb', 'plan'])"
     done = subprocess.run([sys.executable, "-c", closing], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -432,9 +431,8 @@ def test_a_directory_without_runs_is_reported(tmp_path: Path, capsys: Capture, n
 
 def test_a_stream_that_cannot_encode_a_sparkline_causes_no_error(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("a", {"loss": 1})
-    code = COMMAND
     done = subprocess.run(
-        [sys.executable, "-c", code, "show", str(tmp_path / "logs")],
+        [sys.executable, "-m", "dist_wandb", "show", str(tmp_path / "logs")],
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},
         capture_output=True,
         text=True,

@@ -24,7 +24,6 @@ from dist_wandb.cli import main
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 Capture = pytest.CaptureFixture[str]
-COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
 ESCAPE = r"\x1b\[[0-9;]*m"
 
 
@@ -362,7 +361,7 @@ def following(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, byt
     path = write_run(tmp_path, records=records) / "run-exp.wandb"
     path.touch()  # a file without a change for hours is not followed
     rest = framed(serialised([*records, row(3), row(4), end()])).removeprefix(path.read_bytes())
-    command = [sys.executable, "-c", COMMAND, "show", "--follow", str(tmp_path)]
+    command = [sys.executable, "-m", "dist_wandb", "show", "--follow", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process, path, rest
