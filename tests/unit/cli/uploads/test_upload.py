@@ -15,7 +15,6 @@ from record_files import content_of, new_record, row
 from strangers import give_away
 from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
 
-from dist_wandb.cli.uploads.contents import Summary
 from dist_wandb.cli.uploads.execution import Outcome, upload
 from dist_wandb.cli.uploads.plan import Terms, UploadRun
 from dist_wandb.cli.uploads.state import FileState, Sent, remove_left_copies
@@ -53,11 +52,9 @@ def wandb_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_environment
     return here
 
 
-def uploaded(
-    here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0, **more: Any
-) -> tuple[Outcome, dict[str, Any]]:
+def uploaded(here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0) -> tuple[Outcome, dict[str, Any]]:
     (here / "log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
-    outcome = upload(run.files[file], **more)
+    outcome = upload(run.files[file])
     received: dict[str, Any] = json.loads((here / "received").read_text())
     return outcome, received
 
@@ -103,11 +100,11 @@ def test_a_resumed_run_keeps_the_summary_of_its_earlier_files(tmp_path: Path, wa
     for one, its_records in zip(found, records, strict=True):
         one.path.write_bytes(content_of(its_records))
         os.utime(one.path, (LONG_AGO, LONG_AGO))
-    plan, read = planned(*found), Summary()
-    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=2, summary=read)
+    plan = planned(*found)
+    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=2)
     content = found[1].path.read_bytes()
     found[1].path.write_bytes(content_of([summary(again="9")]))  # each file is read once
-    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=3, summary=read)
+    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=3)
     sent = [new_record().FromString(message) for message, _ in records_of(wandb_sync / "copy")]
     found_items = [[("/".join(item.nested_key), item.value_json) for item in record.summary.update] for record in sent]
     earlier = [("loss", "1"), ("a", "2"), ("val/acc", "0.5"), ("b", "3")]
@@ -115,7 +112,7 @@ def test_a_resumed_run_keeps_the_summary_of_its_earlier_files(tmp_path: Path, wa
     assert found_items[1][4:] == [("loss", "2"), ("val/b", "4")]
     assert found_items[2] == [("later", "5")]
     found[1].path.write_bytes(content)
-    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=1, summary=read)  # it rewinds the first one
+    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=1)  # it rewinds the first one
     sent = [new_record().FromString(message) for message, _ in records_of(wandb_sync / "copy")]
     assert "of_former_branch" not in str(sent)
 
