@@ -18,7 +18,7 @@ from dist_wandb.wandb_files.small_files import Directory
 
 ENDED: list[dict[str, Any]] = [{"msg": "sender: closed"}]
 CONFIRMED: dict[str, Any] = {"msg": "filestream: request sent"}
-NOW, LONG_AGO = 1_000_000.0, 1_000.0
+LONG_AGO = 1_000.0
 NO_RUN_RECORD = "its run record is lost, and with it name, project, group and config"
 
 
@@ -83,7 +83,7 @@ TRUSTING = Terms(trust=True)
 
 
 def planned(*runs: StoredRun, terms: Terms = Terms()) -> UploadRun:  # noqa: B008  # frozen
-    (run,) = plan_uploads(runs, now=NOW, terms=terms)
+    (run,) = plan_uploads(runs, terms)
     return run
 
 

@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     runs, errors = runs_below(arguments.directories, metrics=())
     server = destination(arguments.trust_server)
     terms = Terms(trust=arguments.trust, again=arguments.again, entity=arguments.entity, server=server.url)
-    plan = plan_uploads(runs, terms=terms)
+    plan = plan_uploads(runs, terms)
     refused = [run for run in plan if not run.is_uploaded and (run.dangers or (run.refusals and not arguments.force))]
     out = console()
     for run in plan:
