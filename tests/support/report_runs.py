@@ -14,7 +14,16 @@ from offline_runs import sidecar_record
 from PIL import Image
 from record_files import Record, end, header, pb, run, write_run
 
+from dist_wandb.cli.report import build
+from dist_wandb.cli.report.page import Run
+
 START = 1_700_000_000
+
+
+def one_run(top: Path) -> Run:
+    """Return the only run of a report of a directory."""
+    (found,) = build([top]).runs
+    return found
 
 
 def history(values: Mapping[str, Any]) -> Record:
