@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from offline_runs import sidecar_record
 from record_files import end, framed, header, make_run, row, run, serialised, write_run
-from shared_runs import write_rank, write_slow_job
+from shared_runs import write_rank
 
 from dist_wandb.cli import main
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
@@ -108,7 +108,10 @@ def test_only_the_extremes_of_many_ranks_are_shown(tmp_path: Path, capsys: Captu
 
 
 def test_the_slow_rank_is_named(tmp_path: Path, capsys: Capture) -> None:
-    write_slow_job(tmp_path, ranks=4, slow=2)
+    times = {"time/step": 0.1, "time/straggler_excess": 0.03}
+    rows = [row(step, {**times, "time/straggler_rank": 2 if step % 10 else 3}) for step in range(40)]
+    for rank in range(4):
+        write_rank(tmp_path, rank, *(rows if rank == 0 else ()))
     out = shown(capsys, tmp_path)
     message = (
         "\n  rank 2 held the others up in 36 of 40 rows (time/straggler_rank), busy 0.03 s longer than the others\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from offline_runs import sidecar_record
-from record_files import end, header, row, run, write_run
-from report_runs import definition, history, one_run, png, printed, reduced_run, shared_run, sweep, timed_run
+from record_files import definition, end, header, row, run, write_run
+from report_runs import history, one_run, png, printed, reduced_run, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report import build
 from dist_wandb.cli.report.page import Chart, Run
