@@ -66,6 +66,7 @@ def test_a_file_is_uploaded_with_its_label_and_role(tmp_path: Path, wandb_sync: 
     assert outcome.url == "https://server/team/digits/runs/exp"
     assert received["arguments"][:3] == ["-m", "wandb", "sync"]
     source = Path(received["arguments"][-1])
+    assert run.files[0].path.with_name("run-exp.wandb.synced").exists()
     assert (source.name, source.parents[1].parent) == (run.files[0].path.name, FileState(run.files[0].run).directory)
     assert (received["content"], source.exists()) == (True, False)
     environment = received["environment"]
@@ -117,21 +118,11 @@ def test_a_resumed_run_keeps_the_summary_of_its_earlier_files(tmp_path: Path, wa
     assert "of_former_branch" not in str(sent)
 
 
-def test_the_mark_is_made_only_after_a_successful_upload(tmp_path: Path, wandb_sync: Path) -> None:
-    run = planned(stored(tmp_path))
-    mark = run.files[0].path.with_name("run-exp.wandb.synced")
-    outcome, _ = uploaded(wandb_sync, run, {"level": "ERROR", "msg": "api: HTTP error", "status": 404}, *ENDED)
-    assert outcome.problem is not None
-    assert "The entity or project does not exist" in outcome.problem
-    assert (outcome.concerns_all, mark.exists()) == (False, False)
-    outcome, _ = uploaded(wandb_sync, planned(run.files[0].run), rows(5), CONFIRMED, *ENDED)
-    assert (outcome.problem, mark.exists()) == (None, True)
-
-
 @pytest.mark.parametrize(
     ("entries", "problem", "concerns_all"),
     [
         ([{"level": "ERROR", "msg": "api: HTTP error", "status": 401}, *ENDED], "run `wandb login`", True),
+        ([{"level": "ERROR", "msg": "api: HTTP error", "status": 404}, *ENDED], "The entity or project does", False),
         ([{"level": "ERROR", "msg": "x", "error": "dial tcp: refused"}, *ENDED], "once W&B can be reached", True),
         ([rows(4), CONFIRMED, *ENDED], "the server confirmed 4 of 5 rows", False),
         (
@@ -143,12 +134,14 @@ def test_the_mark_is_made_only_after_a_successful_upload(tmp_path: Path, wandb_s
         ([rows(4), CONFIRMED], "`wandb sync` ended without uploading it", False),
     ],
 )
-def test_problems_are_reported(
+def test_problems_are_reported_and_the_file_is_not_marked_as_uploaded(
     tmp_path: Path, wandb_sync: Path, entries: list[dict[str, Any]], problem: str, concerns_all: bool
 ) -> None:
-    outcome, _ = uploaded(wandb_sync, planned(stored(tmp_path)), *entries)
+    run = stored(tmp_path)
+    outcome, _ = uploaded(wandb_sync, planned(run), *entries)
     assert problem in str(outcome.problem)
     assert outcome.concerns_all is concerns_all
+    assert not run.path.with_name("run-exp.wandb.synced").exists()
 
 
 def test_an_outdated_plan_is_not_executed(tmp_path: Path, wandb_sync: Path) -> None:
