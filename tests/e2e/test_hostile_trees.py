@@ -21,10 +21,8 @@ from canary import STRANGER, Victim, snapshot, victim
 from hostile import TREES, Tree
 from processes import clean_environment, run_job
 from record_files import LONG_AGO, write_run
-from stored import read_run
+from stored import read_history, read_run
 from wandb_server import WandbServer
-
-from dist_wandb.wandb_files.reading import read_history
 
 MEASURED = Path(__file__).parent / "scripts" / "measured.py"
 RESUMED_AMONG = MEASURED.with_name("resumed_among.py")

@@ -15,9 +15,7 @@ import pytest
 from history import History
 from hosts import Hosts, hosts, ranks_on
 from processes import Finished, Job, clean_environment, started, wait_until
-from stored import ended_runs
-
-from dist_wandb.wandb_files.reading import read_history
+from stored import ended_runs, read_history
 
 SCRIPT = Path(__file__).parent / "scripts" / "hosts_cut.py"
 

@@ -22,9 +22,7 @@ import pytest
 from history import History
 from hosts import hosts, ranks_on
 from processes import Job, clean_environment, free_port, started, wait_until
-from stored import ended_runs, find_runs, rows_in
-
-from dist_wandb.wandb_files.reading import read_history
+from stored import ended_runs, find_runs, read_history, rows_in
 
 SCRIPT = Path(__file__).parent / "scripts" / "hosts_tree.py"
 HOSTS, PER_HOST = 4, 4

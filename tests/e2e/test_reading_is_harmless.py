@@ -13,11 +13,11 @@ from processes import clean_environment, run_job
 from record_files import make_run
 
 READ = """
-import sys
+import pathlib, sys
 from dist_wandb.cli import main
-from dist_wandb.wandb_files.reading import read_history
+from dist_wandb.wandb_files.reading import rows_in
 directory, file = sys.argv[1:]
-assert len(read_history(file)) == 3
+assert len(list(rows_in(pathlib.Path(file)))) == 3
 assert main(["show", directory]) == main(["sync", "--dry-run", directory]) == 0
 """
 RESUME = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from browser import Page, chromium
 from PIL import Image
-from record_files import end, header, run, write_run
-from report_runs import definition, environment, history, printed, reduced_run, shared_run, sweep
+from record_files import definition, end, header, run, write_run
+from report_runs import environment, history, printed, reduced_run, shared_run, sweep
 
 from dist_wandb.cli import main
 

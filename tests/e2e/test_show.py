@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 from processes import run_job, started, wait_until
-from stored import ended_runs, find_runs, read_run, rows_in
-
-from dist_wandb.wandb_files.reading import read_history
+from stored import ended_runs, find_runs, read_history, read_run, rows_in
 
 PRELUDE = """
 import sys, wandb

@@ -12,37 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Finished, clean_environment, run_job, started, torchrun, wait_until
+from processes import clean_environment, run_job, started, torchrun, wait_until
 from stored import ended_runs, find_runs, read_files
+from syncing import IMPATIENT, MODULES, TIMEOUT, WATCHED, sync, sync_command, sync_environment
 from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
-from wandb_server import MEASURED, Request, WandbServer
+from wandb_server import Request, WandbServer
 
-import dist_wandb
 from dist_wandb.cli import main
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SUPPORT = Path(__file__).parents[1] / "support"
-MODULES = os.pathsep.join([str(Path(dist_wandb.__file__).parents[1]), str(SUPPORT)])
-COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
-WATCHED = {"WANDB_CONSOLE": "wrap", **MEASURED}
-IMPATIENT = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
 ROWS = [{"loss": 10.0 - step} for step in range(5)]
 MORE_ROWS = [{"loss": -1.0 - step} for step in range(4)]
-TIMEOUT = 120
 LONG_AGO = 1e9  # seconds since the epoch
-
-
-def sync_command(*arguments: object) -> list[str | Path]:
-    return [sys.executable, "-c", COMMAND, "sync", *map(str, arguments)]
-
-
-def sync_environment(server: WandbServer, directory: Path, **variables: str) -> dict[str, str]:
-    return server.environment(directory, PYTHONPATH=MODULES, **WATCHED, **{**IMPATIENT, **variables})
-
-
-def sync(server: WandbServer, directory: Path, *options: str, **variables: str) -> Finished:
-    command, environment = sync_command(*options, directory), sync_environment(server, directory, **variables)
-    return run_job(command, cwd=directory, environment=environment, timeout=TIMEOUT)
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-from processes import Finished, clean_environment, run_job
+from processes import clean_environment, run_job
 from record_files import content_of, make_run, new_record
 from stored import ended_runs
+from syncing import TIMEOUT, sync
 from wandb_server import WandbServer
 
-import dist_wandb
-
-MODULES = str(Path(dist_wandb.__file__).parents[1])
-COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
-IMPATIENT = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
-TIMEOUT = 120
 RICH_RUN = """
 import pathlib, wandb
 pathlib.Path("weights.bin").write_bytes(bytes(range(256)) * 8192)
@@ -28,16 +23,6 @@ artifact.add_file("weights.bin")
 run.log_artifact(artifact)
 run.finish()
 """
-
-
-def sync(server: WandbServer, home: Path, *arguments: object) -> Finished:
-    environment = server.environment(home, PYTHONPATH=MODULES, **IMPATIENT)
-    return run_job(
-        [sys.executable, "-c", COMMAND, "sync", *map(str, arguments)],
-        cwd=home,
-        environment=environment,
-        timeout=TIMEOUT,
-    )
 
 
 def contents_below(top: Path) -> dict[Path, bytes]:
@@ -52,7 +37,7 @@ def test_a_run_with_media_and_artifacts_is_uploaded_completely(tmp_path: Path, w
     (stored,) = ended_runs(tmp_path, 1)
     path = stored.path
     before = contents_below(path.parent)
-    assert "✓ rich: 1 row uploaded" in sync(wandb_server, tmp_path, tmp_path / "wandb").check().output
+    assert "✓ rich: 1 row uploaded" in sync(wandb_server, tmp_path).check().output
     run = wandb_server.run("rich")
     media = {name for name in before if "media" in name.parts}
     assert {str(name.relative_to(path.parent / "files")): before[name] for name in media}.items() <= run.files.items()
@@ -70,15 +55,13 @@ def test_what_wandb_wrote_behind_the_end_of_a_short_run_is_uploaded(tmp_path: Pa
     machine = new_record()
     machine.environment.host = "node-1"
     extended(make_run(tmp_path / "runs"), machine)
-    assert "✓ exp: 3 rows uploaded" in sync(wandb_server, tmp_path, tmp_path / "runs").check().output
+    assert "✓ exp: 3 rows uploaded" in sync(wandb_server, tmp_path).check().output
     assert json.loads(wandb_server.run("exp").files["wandb-metadata.json"])["host"] == "node-1"
 
 
 def test_other_files_of_the_user_are_not_touched(tmp_path: Path, wandb_server: WandbServer) -> None:
     """With each of these runs, `wandb sync` itself uploads, overwrites or removes the file."""
-    home = tmp_path / "home"
-    home.mkdir()
-    secret = home / "secret"
+    secret = tmp_path / "secret"
     secret.write_text("of the user's")
     wanted = new_record()
     wanted.files.files.add().path = "notes.txt"
@@ -98,7 +81,7 @@ def test_other_files_of_the_user_are_not_touched(tmp_path: Path, wandb_server: W
     for name in ("config.yaml", "wandb-summary.json"):
         (make_run(tmp_path / "runs", name).parent / "files" / name).symlink_to(secret)
     make_run(tmp_path / "runs", "healthy")
-    finished = sync(wandb_server, home, tmp_path / "runs")
+    finished = sync(wandb_server, tmp_path)
     assert finished.exit_codes == (1,)
     assert "6 runs: 1 uploaded, 5 refused (each line names the option that allows it)" in finished.output
     assert finished.output.count("is a symbolic link") == 3

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from history import STEPS, History, history, history_of
 from processes import Finished, clean_environment, run_job, torchrun
-from stored import ended_runs
+from stored import ended_runs, read_history
 
 import dist_wandb
-from dist_wandb.wandb_files.reading import read_history
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

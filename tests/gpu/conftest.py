@@ -10,10 +10,9 @@ import devices
 import processes
 import pytest
 import torch
-from stored import ended_runs
+from stored import ended_runs, read_history
 
 import dist_wandb
-from dist_wandb.wandb_files.reading import read_history
 
 Rows = Callable[[], list[dict[str, Any]]]
 

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from processes import run_job, torchrun
-from stored import ended_runs
-
-from dist_wandb.wandb_files.reading import read_history
+from stored import ended_runs, read_history
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_ranks.py"
 ROWS = 30

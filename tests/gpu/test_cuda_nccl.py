@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from processes import clean_environment, run_job, started, torchrun, wait_until
-from stored import ended_runs, find_runs, read_files
+from stored import ended_runs, find_runs, read_files, read_history
 
-from dist_wandb.wandb_files.reading import StoredRun, read_history
+from dist_wandb.wandb_files.reading import StoredRun
 
 SCRIPT = Path(__file__).parent / "scripts" / "nccl_ranks.py"
 LINES = SCRIPT.read_text(encoding="utf-8").splitlines()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stored import ended_runs
+from stored import ended_runs, read_history
 
-from dist_wandb.wandb_files.reading import StoredRun, read_history
+from dist_wandb.wandb_files.reading import StoredRun
 
 DEGRADED = "dist_wandb/degraded"
 STEPS = 12  # rows of an ordinary scenario, in scripts and tests

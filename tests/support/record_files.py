@@ -98,6 +98,13 @@ def row(step: int, values: Mapping[str, Any] | None = None) -> Record:
     return record
 
 
+def definition(pattern: str = "*", axis: str = "global_step") -> Record:
+    """Return the definition of an x axis for a pattern of metrics."""
+    record = pb.Record()
+    record.metric.glob_name, record.metric.step_metric = pattern, axis
+    return record
+
+
 def end(exit_code: int = 0) -> Record:
     record = pb.Record()
     record.exit.exit_code = exit_code
@@ -157,7 +164,7 @@ def write_run(
     return directory
 
 
-def make_run(top: Path, run_id: str = "exp", *, rows: int = 3, project: str = "digits") -> Path:
+def make_run(top: Path, run_id: str = "exp", *, rows: int = 3) -> Path:
     """Write a sound run with a number of rows as `write_run` does; return its ``.wandb`` file."""
-    records = [header(), run(run_id, project=project), *(row(step) for step in range(rows)), end()]
+    records = [header(), run(run_id, project="digits"), *(row(step) for step in range(rows)), end()]
     return write_run(top, run_id, records=records) / f"run-{run_id}.wandb"

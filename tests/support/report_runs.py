@@ -12,9 +12,18 @@ from typing import Any
 
 from offline_runs import sidecar_record
 from PIL import Image
-from record_files import Record, end, header, pb, run, write_run
+from record_files import Record, definition, end, header, pb, run, write_run
+
+from dist_wandb.cli.report import build
+from dist_wandb.cli.report.page import Run
 
 START = 1_700_000_000
+
+
+def one_run(top: Path) -> Run:
+    """Return the only run of a report of a directory."""
+    (found,) = build([top]).runs
+    return found
 
 
 def history(values: Mapping[str, Any]) -> Record:
@@ -28,13 +37,6 @@ def history(values: Mapping[str, Any]) -> Record:
             item = record.history.item.add()
             item.nested_key.extend(names)
             item.value_json = json.dumps(value)
-    return record
-
-
-def definition(pattern: str = "*", axis: str = "global_step") -> Record:
-    """Return the definition of an x axis for a pattern of metrics."""
-    record = pb.Record()
-    record.metric.glob_name, record.metric.step_metric = pattern, axis
     return record
 
 
@@ -85,11 +87,10 @@ def reduced_run(
     seed: int = 1,
     group: str | None = "sweep-7",
     lr: float = 0.1,
-    extra: tuple[Record, ...] = (),
 ) -> Path:
     """Write a run of mode `auto`: reduced values and spread, timings, degraded rows, media, console, system metrics."""
     draw = random.Random(seed)
-    records = [header(), run(run_id, display_name=f"{run_id}", run_group=group or "", config=_config(lr)), definition()]
+    records = [header(), run(run_id, display_name=run_id, run_group=group or "", config=_config(lr)), definition()]
     for step in range(steps):
         times = [0.1 + abs(draw.gauss(0, 0.004)) + (0.03 if rank == slow else 0.0) for rank in range(ranks)]
         loss = 2.0 * math.exp(-step / 60) + 0.05 * draw.random()
@@ -127,7 +128,7 @@ def reduced_run(
     records.append(
         history({"global_step": steps, "predictions": table, "sample": picture, "batch": several, "_step": steps})
     )
-    directory = write_run(top, run_id, records=[*records, *extra, end()])
+    directory = write_run(top, run_id, records=[*records, end()])
     files = directory / "files" / "media"
     (files / "table").mkdir(parents=True)
     (files / "images").mkdir()
@@ -143,7 +144,7 @@ def reduced_run(
     return directory
 
 
-def shared_run(top: Path, run_id: str = "shared", *, ranks: int = 4, slow: int | None = 1, steps: int = 100) -> None:
+def shared_run(top: Path, run_id: str = "shared", *, ranks: int = 4, slow: int | None, steps: int = 100) -> None:
     """Write a shared run: each rank has a file, with its own values under its label."""
     for rank in range(ranks):
         draw = random.Random(rank)

@@ -13,7 +13,7 @@ from dist_wandb.errors import ReadError
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, RunMode
 from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.finding import find_files
-from dist_wandb.wandb_files.reading import StoredRun, read_each, read_history
+from dist_wandb.wandb_files.reading import StoredRun, read_each
 from dist_wandb.wandb_files.small_files import Directory
 
 VECTORS = Path(__file__).parents[1] / "unit" / "modes.json"
@@ -95,6 +95,11 @@ def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[Stor
         found = [(str(run.path), run.exit_code) for run in runs]
         assert time.monotonic() < deadline, f"expected {number} ended runs, found {found} and {errors}"
         time.sleep(0.2)
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file in the order of writing. Raises `ReadError`."""
+    return list(reading.rows_in(path))
 
 
 def rows_in(path: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from dist_wandb.wandb_files.small_files import Directory
 
 ENDED: list[dict[str, Any]] = [{"msg": "sender: closed"}]
 CONFIRMED: dict[str, Any] = {"msg": "filestream: request sent"}
-NOW, LONG_AGO = 1_000_000.0, 1_000.0
+LONG_AGO = 1_000.0
 NO_RUN_RECORD = "its run record is lost, and with it name, project, group and config"
 
 
@@ -66,24 +66,20 @@ def of_rank(directory: Path, rank: int, *, world_size: int = 2, session: int = 1
     return stored(directory / f"rank-{rank}", f"offline-run-{session}-exp", **values)
 
 
-def write_log(attempt: Path, *entries: dict[str, Any]) -> None:
-    log = attempt / "wandb" / "logs" / "debug-sync.1.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
-
-
 def log_of_attempt(run: StoredRun, *entries: dict[str, Any], before: Sent = Sent()) -> None:  # noqa: B008  # frozen
     """Write the log of an upload of a run by this user."""
     state = FileState(run)
     with state.locked():
-        write_log(state.begin(before), *entries)
+        log = state.begin(before) / "wandb" / "logs" / "debug-sync.1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
 
 
 TRUSTING = Terms(trust=True)
 
 
 def planned(*runs: StoredRun, terms: Terms = Terms()) -> UploadRun:  # noqa: B008  # frozen
-    (run,) = plan_uploads(runs, now=NOW, terms=terms)
+    (run,) = plan_uploads(runs, terms)
     return run
 
 

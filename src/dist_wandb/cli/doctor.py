@@ -92,10 +92,10 @@ def examine(
     run_mode: RunMode | None = None,
     rank_scope: RankScope | None = None,
     *,
-    timeout: float | None = 5.0,
+    timeout: float = 5.0,
     trusted_server: str | None = None,
 ) -> Diagnosis:
-    """Diagnose a call of `dist_wandb.init` here, without opening anything; without `timeout`, W&B is not asked."""
+    """Diagnose a call of `dist_wandb.init` here, without opening anything; with a `timeout` of 0, W&B is not asked."""
     errors: list[str] = []
     topology = plan = None
     try:
@@ -262,7 +262,7 @@ def _run(arguments: argparse.Namespace) -> int:
     found = examine(
         arguments.run_mode,
         arguments.rank_scope,
-        timeout=arguments.timeout or None,
+        timeout=arguments.timeout,
         trusted_server=arguments.trust_server,
     )
     if arguments.json:

@@ -114,23 +114,22 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _layout_of(arguments: argparse.Namespace) -> list[int]:
     """Number of processes on each node."""
-    if arguments.layout is None:
-        nodes = arguments.nodes or 1
-        if not arguments.mesh or arguments.procs_per_node is not None:
-            return [arguments.procs_per_node or 1] * nodes
-        ranks = math.prod(arguments.mesh.values())
-        if ranks % nodes:
+    if arguments.layout is not None:
+        if arguments.nodes is not None or arguments.procs_per_node is not None:
             raise ConfigurationError(
-                f"--mesh has {ranks} ranks, which cannot be divided equally among --nodes {nodes}. Give --layout "
-                "instead."
+                "--layout cannot be combined with --nodes and --procs-per-node. Give either --layout or those two."
             )
-        return [ranks // nodes] * nodes
-    if arguments.nodes is not None or arguments.procs_per_node is not None:
+        layout: list[int] = arguments.layout
+        return layout
+    nodes = arguments.nodes or 1
+    if not arguments.mesh or arguments.procs_per_node is not None:
+        return [arguments.procs_per_node or 1] * nodes
+    ranks = math.prod(arguments.mesh.values())
+    if ranks % nodes:
         raise ConfigurationError(
-            "--layout cannot be combined with --nodes and --procs-per-node. Give either --layout or those two."
+            f"--mesh has {ranks} ranks, which cannot be divided equally among --nodes {nodes}. Give --layout instead."
         )
-    layout: list[int] = arguments.layout
-    return layout
+    return [ranks // nodes] * nodes
 
 
 def _units(arguments: argparse.Namespace, world_size: int) -> list[tuple[int, ...] | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -99,19 +99,13 @@ def unwritten(log: Path, within: float = _LAST_WRITES) -> dict[str, str]:
 
 
 def _failures(log: Path, kinds: Mapping[str, str]) -> dict[str, str]:
-    with suppress(OSError, ReadError), os.fdopen(open_ordinary(log), "rb") as opened:
-        return _reasons(entries(opened, b'"level":"ERROR'), kinds)
-    return {}
-
-
-def _reasons(errors: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for entry in errors:
-        message = text_in(entry, "msg")
-        for start, what in kinds.items():
-            if message.startswith(start):
+    with suppress(OSError, ReadError), os.fdopen(open_ordinary(log), "rb") as opened:
+        for entry in entries(opened, b'"level":"ERROR'):
+            message = text_in(entry, "msg")
+            for start in filter(message.startswith, kinds):
                 reason = text_in(entry, "error") or message.removeprefix(start).lstrip(": ")
                 *_, cause = reason.split("while retrying: ")  # the error that was retried, not the retries' time-out
                 cause = cause.removeprefix("filestream: ").removesuffix(". got response: <nil>")
-                found.setdefault(what, " ".join(cause.split())[:_LONGEST_REASON])
+                found.setdefault(kinds[start], " ".join(cause.split())[:_LONGEST_REASON])
     return found

@@ -144,16 +144,6 @@ def read_each(
     return results, errors
 
 
-def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Read the history rows of a file, in the order of writing. Raises as `read_records` does.
-
-    Keys of nested dictionaries are joined by dots (``val.loss``); W&B's own keys (``_step``, ``_runtime``,
-    ``_timestamp``) are included. NaN and infinities are floats; W&B's file does not distinguish them from the strings
-    ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
-    """
-    return list(rows_in(Path(path)))
-
-
 def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
     """Return the largest value of an x axis that is an exact integer; `None` if no row has one."""
     values = (row.get(name) for row in rows_in(Path(path)))
@@ -163,7 +153,7 @@ def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
 
 
 def rows_in(path: Path, within: Directory | None = None) -> Iterator[dict[str, Any]]:
-    """Iterate over the history rows of a file; raise as `read_records` does."""
+    """Iterate over the history rows of a file, with W&B's own keys (``_step``); raise as `read_records` does."""
     return (contents for kind, contents in read_records(path, within=within) if kind == "history")
 
 

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -16,49 +15,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offline_runs import refuse_to_scan, sidecar_record
-from record_files import content_of, of_json
+from record_files import end, header, run, write_run
+from report_runs import history
 from stored import read_run
+from upload_runs import CONFIRMED, ENDED, log_of_attempt, rows
 
 from dist_wandb import __version__
 from dist_wandb.cli import main, show
 from dist_wandb.cli.command import sparkline
-from dist_wandb.cli.uploads.state import FileState, Sent
 from dist_wandb.errors import ReadError
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
-COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
 
 Capture = pytest.CaptureFixture[str]
-WriteRun = Callable[..., Path]
 
 
-@pytest.fixture
-def write_run(tmp_path: Path) -> WriteRun:
-    """Return a function that writes a run file with the given history rows, or with this content."""
-
-    def write(
-        run_id: str,
-        *rows: dict[str, Any],
-        exit_code: int | None = 0,
-        content: bytes | None = None,
-        more: Sequence[dict[str, Any]] = (),
-        **run: Any,
-    ) -> Path:
-        path = tmp_path / "logs" / f"offline-run-1-{run_id}" / f"run-{run_id}.wandb"
-        path.parent.mkdir(parents=True)
-        records: list[dict[str, Any]] = [{"type": "run", "run": {"run_id": run_id, **run}}]
-        records += [{"type": "history", "history": {"item": row}} for row in rows]
-        records += [*more, *([{"type": "exit", "exit": {"exit_code": exit_code}}] if exit_code is not None else [])]
-        path.write_bytes(content_of(map(of_json, records)) if content is None else content)
-        return path
-
-    return write
+def written(top: Path, run_id: str, *rows: dict[str, Any], exit_code: int | None = 0, **described: Any) -> Path:
+    """Write a run with the given history rows; return its file."""
+    ends = [] if exit_code is None else [end(exit_code)]
+    records = [header(), run(run_id, **described), *map(history, rows), *ends]
+    return write_run(top, run_id, records=records) / f"run-{run_id}.wandb"
 
 
-def label(path: Path, *, name: str, primary: bool) -> None:
-    job = {"rank_scope": "worker", "global_rank": 3, "node_rank": 1, "world_size": 4, "num_nodes": 2}
-    record = sidecar_record(label=name, primary=primary, **job)
-    (path.parent / "dist-wandb.json").write_text(json.dumps(record))
+def damaged(top: Path, run_id: str, content: bytes) -> Path:
+    path = written(top, run_id)
+    path.write_bytes(content)
+    return path
 
 
 def refusal(argv: list[str], capsys: Capture) -> str:
@@ -129,7 +111,7 @@ def test_the_command_line_imports_neither_torch_nor_wandb() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [["--all"], ["--json"]])
 def test_a_closed_pipe_causes_no_traceback(extra: list[str]) -> None:
-    command = [sys.executable, "-c", COMMAND, "plan", "--layout", "3000", *extra]
+    command = [sys.executable, "-m", "dist_wandb", "plan", "--layout", "3000", *extra]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -144,13 +126,13 @@ def test_a_closed_pipe_causes_no_traceback(extra: list[str]) -> None:
     "command", ["plan --layout 2", "plan --layout 2 --json", "doctor --timeout 0", "show .", "sync ."]
 )
 def test_output_that_cannot_be_written_is_reported_in_one_line(
-    command: str, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    write_run("exp", {"loss": [0.5]})
+    written(tmp_path, "exp", {"loss": [0.5]})
     monkeypatch.setenv("WANDB_MODE", "offline")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", COMMAND, *command.split()],
+            [sys.executable, "-m", "dist_wandb", *command.split()],
             cwd=tmp_path,
             stdout=full,
             stderr=subprocess.PIPE,
@@ -163,7 +145,7 @@ def test_output_that_cannot_be_written_is_reported_in_one_line(
 
 
 def test_a_command_works_without_standard_output() -> None:
-    closing = f"import os; os.close(1); os.execv({sys.executable!r}, [{sys.executable!r}, '-c', {COMMAND!r}, 'plan'])"
+    closing = f"import os; os.close(1); os.execv({sys.executable!r}, [{sys.executable!r}, '-m', 'dist_wandb', 'plan'])"
     done = subprocess.run([sys.executable, "-c", closing], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -310,10 +292,10 @@ def test_the_plan_of_a_trial_has_the_id_from_the_agent(
 # --- show -------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_are_shown_with_their_metrics(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_runs_are_shown_with_their_metrics(tmp_path: Path, capsys: Capture) -> None:
     rows = [{"loss": 2.0, "rank-10/loss": 1, "rank-2/loss": 1, "_step": 0}, {"loss": 0.5}, {"loss": 1.25}]
-    path = write_run("abc", *rows, display_name="night", project="digits", run_group="sweep")
-    lines = shown(capsys, tmp_path / "logs").splitlines()
+    path = written(tmp_path, "abc", *rows, display_name="night", project="digits", run_group="sweep")
+    lines = shown(capsys, tmp_path).splitlines()
     assert lines[:3] == [
         "● abc  night",
         "  finished · 3 rows · project digits · group sweep",
@@ -326,15 +308,15 @@ def test_runs_are_shown_with_their_metrics(write_run: WriteRun, tmp_path: Path, 
         ["rank-2/loss", "1", "1", "1", "1", "▄"],
         ["rank-10/loss", "1", "1", "1", "1", "▄"],
         [],
-        f"1 run below {tmp_path / 'logs'}: 1 finished".split(),
+        f"1 run below {tmp_path}: 1 finished".split(),
     ]
 
 
-def test_states_are_shown_and_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
-    write_run("a", exit_code=0)
-    write_run("b", exit_code=3)
-    write_run("c", exit_code=None)
-    out = shown(capsys, tmp_path / "logs")
+def test_states_are_shown_and_counted(tmp_path: Path, capsys: Capture) -> None:
+    written(tmp_path, "a", exit_code=0)
+    written(tmp_path, "b", exit_code=3)
+    written(tmp_path, "c", exit_code=None)
+    out = shown(capsys, tmp_path)
     assert "failed (exit code 3) · no rows" in out
     assert "no end recorded (running, or killed) · no rows" in out
     assert out.count("no metric was logged") == 3
@@ -342,23 +324,21 @@ def test_states_are_shown_and_counted(write_run: WriteRun, tmp_path: Path, capsy
     assert ": 1 finished, 1 failed, 1 without a recorded end\n" in out
 
 
-def test_values_that_are_not_finite_are_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
-    write_run("a", {"loss": 1.0, "lr": 0.1}, {"loss": "NaN", "lr": 0.1}, {"loss": "Infinity", "lr": 0.1})
-    lines = [line.split() for line in shown(capsys, tmp_path / "logs").splitlines()]
+def test_values_that_are_not_finite_are_counted(tmp_path: Path, capsys: Capture) -> None:
+    written(tmp_path, "a", {"loss": 1.0, "lr": 0.1}, {"loss": "NaN", "lr": 0.1}, {"loss": "Infinity", "lr": 0.1})
+    lines = [line.split() for line in shown(capsys, tmp_path).splitlines()]
     assert ["metric", "last", "min", "max", "values", "NaN/inf", "trend"] in lines
     assert ["loss", "inf", "1", "inf", "3", "2", "▄··"] in lines
     assert ["lr", "0.1", "0.1", "0.1", "3", "▄▄▄"] in lines
 
 
-def test_files_that_cannot_be_read_are_named_and_the_others_shown(
-    write_run: WriteRun, tmp_path: Path, capsys: Capture
-) -> None:
-    write_run("good", {"loss": 1})
-    empty = write_run("empty", content=b"")
-    garbage = write_run("junk", content=b"junk, longer")
-    sidecar = write_run("half").parent / "dist-wandb.json"
+def test_files_that_cannot_be_read_are_named_and_the_others_shown(tmp_path: Path, capsys: Capture) -> None:
+    written(tmp_path, "good", {"loss": 1})
+    empty = damaged(tmp_path, "empty", b"")
+    garbage = damaged(tmp_path, "junk", b"junk, longer")
+    sidecar = written(tmp_path, "half").parent / "dist-wandb.json"
     sidecar.write_text("{")
-    out = shown(capsys, tmp_path / "logs", code=1)
+    out = shown(capsys, tmp_path, code=1)
     assert f"✗ not readable  {empty}: is empty" in out
     assert f"✗ not readable  {garbage}: does not start like a .wandb file." in out
     assert f"  ! {sidecar}: not in dist_wandb's format" in out
@@ -366,38 +346,36 @@ def test_files_that_cannot_be_read_are_named_and_the_others_shown(
     assert ": 2 finished, 2 files not readable\n" in out
 
 
-def test_the_exit_code_is_1_if_no_file_can_be_read(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
-    empty = write_run("empty", content=b"")
-    assert main(["show", str(tmp_path / "logs")]) == 1
+def test_the_exit_code_is_1_if_no_file_can_be_read(tmp_path: Path, capsys: Capture) -> None:
+    empty = damaged(tmp_path, "empty", b"")
+    assert main(["show", str(tmp_path)]) == 1
     captured = capsys.readouterr()
     assert f"✗ not readable  {empty}" in captured.out
     assert "None of the runs below" in captured.err
 
 
 @pytest.mark.slow
-def test_only_the_first_1000_metrics_are_shown_and_the_others_counted(
-    write_run: WriteRun, tmp_path: Path, capsys: Capture
-) -> None:
-    write_run("a", {f"m{number}": number for number in range(1234)})
-    out = shown(capsys, tmp_path / "logs")
+def test_only_the_first_1000_metrics_are_shown_and_the_others_counted(tmp_path: Path, capsys: Capture) -> None:
+    written(tmp_path, "a", {f"m{number}": number for number in range(1234)})
+    out = shown(capsys, tmp_path)
     assert "m999 " in out
     assert "m1000 " not in out
     assert "and 234 beyond these: --metric GLOB picks" in out
-    out = shown(capsys, tmp_path / "logs", "--metric", "m12*")
+    out = shown(capsys, tmp_path, "--metric", "m12*")
     assert "m1233 " in out
     assert "--metric" not in out
-    assert len(json.loads(shown(capsys, tmp_path / "logs", "--json"))["runs"][0]["metrics"]) == 1234
+    assert len(json.loads(shown(capsys, tmp_path, "--json"))["runs"][0]["metrics"]) == 1234
 
 
 @pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["sync", "--dry-run"]])
 def test_a_directory_that_cannot_be_searched_is_reported_and_the_others_are_shown(
-    write_run: WriteRun, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: list[str]
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    write_run("good", {"loss": 1})
-    closed = tmp_path / "logs" / "closed"
+    written(tmp_path, "good", {"loss": 1})
+    closed = tmp_path / "closed"
     closed.mkdir()
     refuse_to_scan(closed, monkeypatch)
-    assert main([*command, str(tmp_path / "logs")]) == 1
+    assert main([*command, str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert f"{closed}: cannot be searched: Permission denied" in out
     assert "good" in out
@@ -430,11 +408,10 @@ def test_a_directory_without_runs_is_reported(tmp_path: Path, capsys: Capture, n
     assert message in capsys.readouterr().err
 
 
-def test_a_stream_that_cannot_encode_a_sparkline_causes_no_error(write_run: WriteRun, tmp_path: Path) -> None:
-    write_run("a", {"loss": 1})
-    code = COMMAND
+def test_a_stream_that_cannot_encode_a_sparkline_causes_no_error(tmp_path: Path) -> None:
+    written(tmp_path, "a", {"loss": 1})
     done = subprocess.run(
-        [sys.executable, "-c", code, "show", str(tmp_path / "logs")],
+        [sys.executable, "-m", "dist_wandb", "show", str(tmp_path)],
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},
         capture_output=True,
         text=True,
@@ -442,31 +419,32 @@ def test_a_stream_that_cannot_encode_a_sparkline_causes_no_error(write_run: Writ
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "? a\n  finished · 1 row\n" in done.stdout
+    assert "? a\n  finished · 1 row · project tests\n" in done.stdout
 
 
-def test_metrics_are_chosen_by_pattern(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
-    write_run("a", {"val/loss": 1, "val/acc": 1, "train/loss": 1, "epoch": 1})
-    write_run("b", {"other": 1})
-    out = shown(capsys, tmp_path / "logs", "--metric", "val/*", "--metric", "epoch")
+def test_metrics_are_chosen_by_pattern(tmp_path: Path, capsys: Capture) -> None:
+    written(tmp_path, "a", {"val/loss": 1, "val/acc": 1, "train/loss": 1, "epoch": 1})
+    written(tmp_path, "b", {"other": 1})
+    out = shown(capsys, tmp_path, "--metric", "val/*", "--metric", "epoch")
     assert all(name in out for name in ("val/loss", "val/acc", "epoch"))
     assert "train/loss" not in out
     assert out.count("no metric matches") == 1
 
 
-def test_show_prints_json(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
-    config = {"type": "config", "config": {"update": {"lr": 0.1}}}
-    rows = [*({"loss": value} for value in range(64)), {"loss": "NaN"}]
-    path = write_run("a", *rows, more=[config], exit_code=1, tags=["x"])
-    label(path, name="worker-1-rank-1", primary=False)
-    empty = write_run("empty", content=b"")
-    assert main(["show", str(tmp_path / "logs"), "--json"]) == 1
+def test_show_prints_json(tmp_path: Path, capsys: Capture) -> None:
+    rows: list[dict[str, Any]] = [*({"loss": value} for value in range(64)), {"loss": "NaN"}]
+    path = written(tmp_path, "a", *rows, exit_code=1, config={"lr": 0.1}, job_type="train")
+    job = {"rank_scope": "worker", "global_rank": 3, "node_rank": 1, "world_size": 4, "num_nodes": 2}
+    sidecar = sidecar_record(label="worker-1-rank-1", primary=False, **job)
+    (path.parent / "dist-wandb.json").write_text(json.dumps(sidecar))
+    empty = damaged(tmp_path, "empty", b"")
+    assert main(["show", str(tmp_path), "--json"]) == 1
     shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [entry["path"] for entry in shown["unreadable"]] == [str(empty)]
     assert "is empty" in shown["unreadable"][0]["reason"]
     (run,) = shown["runs"]
     assert (run["path"], run["run_id"], run["state"], run["exit_code"]) == (str(path), "a", "failed", 1)
-    assert (run["rows"], run["config"], run["tags"]) == (65, {"lr": 0.1}, ["x"])
+    assert (run["rows"], run["config"], run["job_type"]) == (65, {"lr": 0.1}, "train")
     (writer,) = run["writers"]
     assert (writer["label"], writer["rank"], writer["files"]) == ("worker-1-rank-1", 3, [str(path)])
     assert writer["sidecar"]["run_mode"] == "shared"
@@ -495,18 +473,12 @@ def test_a_sparkline_of_any_series_has_its_width(values: list[float], width: int
     assert set(line) <= set("▁▂▃▄▅▆▇█·")
 
 
-def test_show_marks_uploaded_runs(write_run: WriteRun, capsys: Capture) -> None:
-    write_run("kept", {"loss": 1.0})
-    path = write_run("sent", {"loss": 1.0})
-    state = FileState(read_run(path))
-    with state.locked():
-        log = state.begin(Sent()) / "wandb" / "logs" / "debug-sync.1.log"
-    log.parent.mkdir(parents=True)
-    messages = [{"msg": "filestream: sending request", "history_lines": 1}, {"msg": "filestream: request sent"}]
-    log.write_text("".join(f"{json.dumps(entry)}\n" for entry in [*messages, {"msg": "sender: closed"}]))
-    directory = str(path.parents[1])
-    out = shown(capsys, directory)
-    assert "● kept\n  finished · 1 row\n" in out
-    assert "● sent\n  finished · 1 row · uploaded\n" in out
-    found = json.loads(shown(capsys, directory, "--json"))
+def test_show_marks_uploaded_runs(tmp_path: Path, capsys: Capture) -> None:
+    written(tmp_path, "kept", {"loss": 1.0})
+    path = written(tmp_path, "sent", {"loss": 1.0})
+    log_of_attempt(read_run(path), rows(1), CONFIRMED, *ENDED)
+    out = shown(capsys, tmp_path)
+    assert "● kept\n  finished · 1 row · project tests\n" in out
+    assert "● sent\n  finished · 1 row · uploaded · project tests\n" in out
+    found = json.loads(shown(capsys, tmp_path, "--json"))
     assert {run["run_id"]: run["uploaded"] for run in found["runs"]} == {"kept": False, "sent": True}

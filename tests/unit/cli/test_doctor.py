@@ -50,8 +50,7 @@ def set_variables(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_p
     wandb.teardown()
 
 
-def examined(*arguments: Any, **named: Any) -> Any:
-    return examine(*arguments, **named)
+examined: Any = examine  # whose optional parts the tests expect
 
 
 # --- rank and run -----------------------------------------------------------------------------------------------------
@@ -239,20 +238,19 @@ def test_server_that_refuses_is_reported(
 def test_server_that_requires_a_login_is_fine_without_a_key(wandb_server: WandbServer) -> None:
     wandb_server.fail("graphql", status=401)
     assert ask(wandb_server.url, None, 5.0).problem == ""
-    assert ask(wandb_server.url, KEY, 30.0).problem == "authentication failed: run `wandb login` or set WANDB_API_KEY"
 
 
 def test_key_in_netrc_is_found_and_never_shown(
     set_variables: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_variables(WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
-    assert examined(timeout=None).setup.key is None
-    assert "There is no API key for http://127.0.0.1:9" in examined(timeout=None).warnings[0]
+    assert examined(timeout=0.0).setup.key is None
+    assert "There is no API key for http://127.0.0.1:9" in examined(timeout=0.0).warnings[0]
     place = tmp_path / ".netrc"
     place.write_text(f"machine 127.0.0.1\n  login user\n  password {KEY}\n")
     place.chmod(stat.S_IRUSR | stat.S_IWUSR)
     wandb.teardown()
-    found = examined(timeout=None)
+    found = examined(timeout=0.0)
     assert found.setup.key == KEY
     assert found.setup.key_from is not None
     assert main(["doctor", "--timeout", "0"]) == 0
@@ -501,10 +499,15 @@ def test_training_warns_if_only_the_directory_decides_who_gets_the_key(
     assert message.count("dist_wandb:") == 1
 
 
-@pytest.mark.usefixtures("evil")
-def test_training_does_not_warn_if_the_user_decides_or_the_run_is_offline(
-    set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_training_does_not_warn_if_nobody_or_the_user_decides_or_the_run_is_offline(
+    evil: Path, set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    named = evil.read_text()
+    settings(evil, entity="team", project="digits")  # as `wandb init` writes it
+    set_variables()
+    assert warned_of_workspace(caplog) == ""
+    evil.write_text(named)
+    set_variables()
     assert warned_of_workspace(caplog, mode="offline") == ""
     set_variables(WANDB_BASE_URL="https://evil.example")
     settings(tmp_path / "settings", insecure_disable_ssl="true")  # the user's own settings
@@ -582,12 +585,3 @@ def test_bad_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]
 def test_processes_started_by_a_batch_shell_ignore_it(set_variables: Any) -> None:
     set_variables(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4", **TORCHRUN, **AGENT)
     assert examine().warnings == ()
-
-
-@pytest.mark.usefixtures("new_process")
-def test_training_does_not_warn_about_an_ordinary_settings_file(
-    set_variables: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings(tmp_path / "wandb" / "settings", entity="team", project="digits")  # as `wandb init` writes it
-    set_variables(WANDB_MODE="online", WANDB_API_KEY=KEY)
-    assert warned_of_workspace(caplog) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import webbrowser
@@ -59,21 +60,29 @@ def test_unreadable_files_are_reported_with_exit_code_1(tmp_path: Path, capsys: 
     assert (tmp_path / "a.html").exists()
 
 
-@pytest.mark.parametrize("what", ["other", "directory", "nowhere"])
-def test_a_page_that_cannot_be_written_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("thesis.html", "is not a dist-wandb report"),
+        ("link.html", "not the expected file"),
+        ("pipe.html", "not the expected file"),
+        ("directory", "not the expected file"),
+        ("missing/a.html", "cannot be written: No such file or directory"),
+    ],
+)
+def test_nothing_but_an_earlier_page_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, reason: str
 ) -> None:
     write_run(tmp_path)
-    target = tmp_path / "a.html"
-    if what == "other":
-        target.write_text("my thesis")
-    elif what == "directory":
-        target.mkdir()
-    else:
-        target = tmp_path / "missing" / "a.html"
-    assert main(["report", str(tmp_path), "-o", str(target)]) == 1
-    assert "a.html" in capsys.readouterr().err
-    assert what != "other" or target.read_text() == "my thesis"
+    thesis = tmp_path / "thesis.html"
+    thesis.write_text("my thesis")
+    (tmp_path / "link.html").symlink_to(thesis)
+    os.mkfifo(tmp_path / "pipe.html")
+    (tmp_path / "directory").mkdir()
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / place)]) == 1
+    message = capsys.readouterr().err
+    assert (place in message, reason in message) == (True, True)
+    assert thesis.read_text() == "my thesis"
 
 
 def test_without_runs_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

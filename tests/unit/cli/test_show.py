@@ -18,13 +18,12 @@ from pathlib import Path
 import pytest
 from offline_runs import sidecar_record
 from record_files import end, framed, header, make_run, row, run, serialised, write_run
-from shared_runs import write_rank, write_slow_job
+from shared_runs import write_rank
 
 from dist_wandb.cli import main
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 Capture = pytest.CaptureFixture[str]
-COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
 ESCAPE = r"\x1b\[[0-9;]*m"
 
 
@@ -109,7 +108,10 @@ def test_only_the_extremes_of_many_ranks_are_shown(tmp_path: Path, capsys: Captu
 
 
 def test_the_slow_rank_is_named(tmp_path: Path, capsys: Capture) -> None:
-    write_slow_job(tmp_path, ranks=4, slow=2)
+    times = {"time/step": 0.1, "time/straggler_excess": 0.03}
+    rows = [row(step, {**times, "time/straggler_rank": 2 if step % 10 else 3}) for step in range(40)]
+    for rank in range(4):
+        write_rank(tmp_path, rank, *(rows if rank == 0 else ()))
     out = shown(capsys, tmp_path)
     message = (
         "\n  rank 2 held the others up in 36 of 40 rows (time/straggler_rank), busy 0.03 s longer than the others\n"
@@ -362,7 +364,7 @@ def following(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, byt
     path = write_run(tmp_path, records=records) / "run-exp.wandb"
     path.touch()  # a file without a change for hours is not followed
     rest = framed(serialised([*records, row(3), row(4), end()])).removeprefix(path.read_bytes())
-    command = [sys.executable, "-c", COMMAND, "show", "--follow", str(tmp_path)]
+    command = [sys.executable, "-m", "dist_wandb", "show", "--follow", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process, path, rest

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 from processes import clean_environment, run_job
-from stored import ended_runs
-
-from dist_wandb.wandb_files.reading import read_history
+from stored import ended_runs, read_history
 
 pytestmark = pytest.mark.cold  # a warm interpreter has imported `lightning`
 

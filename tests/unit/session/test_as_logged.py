@@ -13,13 +13,12 @@ from unittest import mock
 import plotly.graph_objects as go
 import pytest
 import wandb
-from stored import ended_runs
+from stored import ended_runs, read_history
 from wandb.sdk.data_types.plotly import Plotly
 
 import dist_wandb
 from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.session.session import Session
-from dist_wandb.wandb_files.reading import read_history
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from limits import Limit
 from offline_runs import sidecar_record
 from record_files import content_of, of_json
-from stored import find_runs, read_files, read_run
+from stored import find_runs, read_files, read_history, read_run
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
-from dist_wandb.wandb_files.reading import largest_step, read_each, read_history
+from dist_wandb.wandb_files.reading import largest_step, read_each
 from dist_wandb.wandb_files.sidecar import read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
 

@@ -96,21 +96,21 @@ class Curve:
             self._x.append(x)
             self._y.append(y)
             if len(self._y) >= 2 * MOST_STRETCHES:
-                self._shorten(self._budget.each)
+                self._shorten()
         else:
             self.gaps += 1
 
     def absorb(self, other: Curve) -> None:
         """Add the points of a later curve, such as that of a resumed run."""
-        self._shorten(self._budget.each)
-        other._shorten(self._budget.each)
+        self._shorten()
+        other._shorten()
         self._stretches += other._stretches
         self.last = other.last
         self.gaps += other.gaps
 
     def stretches(self, most: int = MOST_STRETCHES) -> list[Stretch]:
         """Return the stretches in the order of the x axis; at most `most`, and at most as many as the budget allows."""
-        self._shorten(self._budget.each)
+        self._shorten()
         return sorted(_at_most(most, self._stretches), key=lambda stretch: stretch.first[0])
 
     def points(self, most: int = MOST_STRETCHES) -> list[Point]:
@@ -121,12 +121,12 @@ class Curve:
         of_each = ({one.first, one.smallest, one.largest, one.last} for one in stretches)
         return sorted(point for points in of_each for point in points)
 
-    def _shorten(self, most: int) -> None:
-        """Join points and stretches until there are at most `most` stretches."""
+    def _shorten(self) -> None:
+        """Join points and stretches until there are no more stretches than the budget allows."""
         typical = max((stretch.number for stretch in self._stretches), default=1)
         self._stretches += _joined_points(self._x, self._y, typical)
         self._x, self._y = [], []
-        self._stretches = _at_most(most, self._stretches)
+        self._stretches = _at_most(self._budget.each, self._stretches)
 
 
 def _at_most(most: int, stretches: list[Stretch]) -> list[Stretch]:

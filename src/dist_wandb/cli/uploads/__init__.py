@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from dist_wandb.cli.command import Command, add_trust_argument, console, number_of
-from dist_wandb.cli.uploads.contents import Summary
 from dist_wandb.cli.uploads.execution import remember, upload
 from dist_wandb.cli.uploads.plan import Terms, UploadFile, UploadRun, plan_uploads
 from dist_wandb.cli.uploads.state import remove_left_copies
@@ -57,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     runs, errors = runs_below(arguments.directories, metrics=())
     server = destination(arguments.trust_server)
     terms = Terms(trust=arguments.trust, again=arguments.again, entity=arguments.entity, server=server.url)
-    plan = plan_uploads(runs, terms=terms)
+    plan = plan_uploads(runs, terms)
     refused = [run for run in plan if not run.is_uploaded and (run.dangers or (run.refusals and not arguments.force))]
     out = console()
     for run in plan:
@@ -144,8 +143,7 @@ def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
         bar = progress.add_task("", total=rows)
         for number, run in enumerate(runs):
-            summary, files = Summary(), (file for file in run.files if not file.is_uploaded)
-            results = (_upload_file(file, summary, progress, bar) for file in files)
+            results = (_upload_file(file, progress, bar) for file in run.files if not file.is_uploaded)
             concerns_all = next((result for result in results if result is not None), None)
             if concerns_all is not None:
                 failed.append(run)
@@ -155,7 +153,7 @@ def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
     return failed
 
 
-def _upload_file(file: UploadFile, summary: Summary, progress: Progress, bar: TaskID) -> bool | None:
+def _upload_file(file: UploadFile, progress: Progress, bar: TaskID) -> bool | None:
     """Upload a file; return `None`, or whether uploads of other runs would fail alike."""
     label = file.run.shared_as.label if file.run.shared_as else None
     named = visible(f"{file.run.run_id} {label or ''}".rstrip())
@@ -166,7 +164,6 @@ def _upload_file(file: UploadFile, summary: Summary, progress: Progress, bar: Ta
             file,
             lambda rows: progress.update(bar, completed=began + rows),
             lambda text: out.print(f"  {named}: {visible(text)}", soft_wrap=True, markup=False),
-            summary,
         )
     except UploadError as error:
         out.print(Text.assemble(("✗ ", "red"), f"{named}: {error}"), soft_wrap=True)

@@ -24,7 +24,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 
 from dist_wandb.errors import ReadError, UploadError
@@ -313,45 +313,36 @@ def _changed(
     return b"".join([*written, message[position:stop]])
 
 
-class Summary:
-    """The last summary of a run's earlier files, which W&B's uploader would replace by that of the next file."""
+def summary_of(files: Iterable[tuple[Path, Directory]]) -> bytes:
+    """Return the last summary of a run's earlier files, which W&B's uploader would replace by that of the next file."""
+    items: dict[bytes, bytes | None] = {}
+    for path, within in files:
+        for name, item in _summary_items(path, within).items():
+            items.pop(name, None)  # the order is that of the last updates
+            items[name] = item
+    return b"".join(field_of(_UPDATE, item) for item in items.values() if item is not None)
 
-    def __init__(self) -> None:
-        self._items: dict[bytes, bytes] = {}  # by name
-        self._read: list[Path] = []  # for a run of many files, each is read once
-        self._is_put = True
 
-    def read(self, files: Iterable[tuple[Path, Directory]]) -> None:
-        """Read the files that the next file continues, in their order."""
-        ordered = dict(files)
-        if list(ordered)[: len(self._read)] != self._read:  # another branch of the run
-            self._items, self._read = {}, []
-        for path in list(ordered)[len(self._read) :]:
-            self._read.append(path)
-            with suppress(ReadError, OSError):  # what is readable counts
-                for record, parts in records_of(path, ordered[path]):
-                    for _, _, start, stop in [part for part in parts if part[0] == _SUMMARY]:
-                        with suppress(ReadError, MalformedError):
-                            self._take(record, start, stop)
-        self._is_put = not self._items
+@cache  # for a run of many files, each is read once
+def _summary_items(path: Path, within: Directory) -> dict[bytes, bytes | None]:
+    """Return the last update of each item of the summary in a file, by the item's name; `None` if it was removed."""
+    items: dict[bytes, bytes | None] = {}
+    with suppress(ReadError, OSError):  # what is readable counts
+        for record, parts in records_of(path, within):
+            for _, _, start, stop in [part for part in parts if part[0] == _SUMMARY]:
+                with suppress(ReadError, MalformedError):
+                    for number, _, begin, end in fields(record, start, stop, _MOST_FILES):
+                        item = record[begin:end]
+                        keys = [(field, item[first:last]) for field, _, first, last in fields(item) if field in _KEYS]
+                        name = b"".join(field_of(field, key) for field, key in keys)
+                        items.pop(name, None)
+                        items[name] = item if number == _UPDATE else None
+    return items
 
-    def _take(self, record: bytes, start: int, stop: int) -> None:
-        for number, _, begin, end in fields(record, start, stop, _MOST_FILES):
-            item = record[begin:end]
-            name = b"".join(
-                field_of(field, item[first:last]) for field, _, first, last in fields(item) if field in _KEYS
-            )
-            self._items.pop(name, None)
-            if number == _UPDATE:
-                self._items[name] = item
 
-    def put_before(self, record: bytes, parts: list[Field]) -> bytes:
-        """Return a record; the next file's first one with a summary gets the earlier values, which it may replace."""
-        if self._is_put or all(number != _SUMMARY for number, *_ in parts):
-            return record
-        self._is_put = True
-        items = b"".join(field_of(_UPDATE, item) for item in self._items.values())
-        return _changed(record, (_SUMMARY,), lambda own: items + own)
+def with_summary(record: bytes, earlier: bytes) -> bytes:
+    """Return a record; its summary, if it has one, gets the earlier values, which it may replace."""
+    return _changed(record, (_SUMMARY,), lambda own: earlier + own)
 
 
 def _digest(path: Path) -> bytes:

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from dist_wandb.cli.uploads.contents import Summary, copy_file, copy_files, revised
+from dist_wandb.cli.uploads.contents import copy_file, copy_files, revised, summary_of, with_summary
 from dist_wandb.cli.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
 from dist_wandb.cli.uploads.state import COPY, FileState, Sent, name_owner, read_attempt
 from dist_wandb.errors import ReadError, UploadError, in_words
@@ -91,7 +91,6 @@ def upload(
     file: UploadFile,
     on_progress: Callable[[int], None] = lambda _rows: None,  # repeatedly gets the number of newly confirmed rows
     say: Callable[[str], None] = lambda _text: None,  # gets a line for the user about what the upload waits for
-    summary: Summary | None = None,  # of the run's earlier files, kept by the caller for all files of a run
 ) -> Outcome:
     """Upload the rest of one file. The caller has checked that nothing prohibits it.
 
@@ -105,7 +104,7 @@ def upload(
             raise UploadError(now.problem)
         if now.sent != file.sent or now.doubts != file.doubts:
             raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Run the command again.")
-        return _Attempt(file, state, on_progress, say).run(lock, summary or Summary())
+        return _Attempt(file, state, on_progress, say).run(lock)
 
 
 class _Attempt:
@@ -118,14 +117,13 @@ class _Attempt:
         self._directory = state.begin(file.sent)
         self._told, self._told_of, self._told_at = {""}, 0, 0.0  # reasons of retries; tries; when
 
-    def run(self, lock: int, summary: Summary) -> Outcome:
+    def run(self, lock: int) -> Outcome:
         """Upload the file from a private copy of the run's directory; return the outcome."""
         file, copy = self._file, self._directory / COPY
         source = copy / file.path.name
         try:
             copy.mkdir(mode=0o700)
-            summary.read((run.path, run.directory) for run in file.earlier)
-            self._copy(source, summary)
+            self._copy(source)
             output = self._run_wandb_sync(source, lock)
             self._state.keep_sync_state(source)
         finally:
@@ -137,10 +135,11 @@ class _Attempt:
                 os.close(open_ordinary(mark_of(file.path), flags, mode=0o644, within=file.run.directory))
         return outcome
 
-    def _copy(self, target: Path, summary: Summary) -> None:
+    def _copy(self, target: Path) -> None:
         """Make the private copy of a run's directory. Its file lacks confirmed lines and damaged records."""
         file, rules, numbers, local = self._file, rules_of(self._file), count(), target.parent / "local"
         local.mkdir(mode=0o700)
+        earlier = summary_of((run.path, run.directory) for run in file.earlier)
 
         def make_copy(path: Path, within: Directory) -> Path:
             copy = local / str(next(numbers))
@@ -148,7 +147,11 @@ class _Attempt:
             return copy
 
         def revise(record: bytes, parts: list[Field]) -> bytes:
-            return revised(summary.put_before(record, parts), parts, rules, make_copy)
+            nonlocal earlier
+            changed = with_summary(record, earlier) if earlier else record
+            if changed != record:  # it is the first one with a summary
+                earlier = b""
+            return revised(changed, parts, rules, make_copy)
 
         handle = open_ordinary(file.path, owner=None if file.terms.trust else os.getuid(), within=file.run.directory)
         with os.fdopen(handle, "rb") as opened, target.open("wb") as copy:

@@ -169,14 +169,14 @@ def _named(found: Sequence[object], between: str) -> str:
     return between.join(map(str, found[:_NAMED])) + (" and others" if len(found) > _NAMED else "")
 
 
-def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
+def problems_of_file(file: UploadFile) -> Iterator[str]:
     """Yield reasons to refuse the upload of one file unless it is forced."""
     run, sent = file.run, file.sent
     if file.problem is not None:
         yield f"It is unknown what the server has of it: {file.problem}"
         return
     with suppress(OSError):
-        if run.exit_code is None and now - run.path.stat().st_mtime < _IS_LIVE_FOR:
+        if run.exit_code is None and time.time() - run.path.stat().st_mtime < _IS_LIVE_FOR:
             yield f"{run.path.parent} is still being written: it has no end, and changed less than a minute ago. Wait."
     if run.branches and run.shared_as and run.shared_as.world_size > 1 and not sent.attempts:
         yield (
@@ -262,16 +262,15 @@ def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
         yield f"The ranks differ in {', '.join(unequal)}: the run gets the primary's."
 
 
-def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None, terms: Terms = CAUTIOUS) -> list[UploadRun]:
+def plan_uploads(runs: Iterable[StoredRun], terms: Terms = CAUTIOUS) -> list[UploadRun]:
     """Plan the uploads of files, as one entry per W&B run, in the order of their first files."""
-    now = time.time() if now is None else now  # to detect files that are still being written
     together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
     for run in runs:
         together[run.project, run.run_id].append(run)
     plan: list[UploadRun] = []
     for (project, run_id), parts in together.items():
         try:
-            plan.append(_planned(parts, now, terms))
+            plan.append(_planned(parts, terms))
         except Exception as error:  # noqa: BLE001, PERF203  # any failure affects this run only
             problem = in_words(error, parts[0].path)
             files = tuple(UploadFile(part, terms, problem=problem) for part in parts)
@@ -315,7 +314,7 @@ def _known_by_directory(file: UploadFile) -> UploadFile:
     )
 
 
-def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
+def _planned(runs: Sequence[StoredRun], terms: Terms) -> UploadRun:
     def order(run: StoredRun) -> tuple[bool, str, object]:
         is_primary = run.shared_as is not None and run.shared_as.primary
         return is_primary, run.started or "", path_order(run.path)
@@ -343,7 +342,7 @@ def _planned(runs: Sequence[StoredRun], now: float, terms: Terms) -> UploadRun:
                 under_way.append(f"{file.path.parent}: {another_upload(uploader)}")
     if under_way:  # its progress changes meanwhile
         return replace(planned, refusals=tuple(under_way))
-    own = [reason for file in left for reason in problems_of_file(file, now)]
+    own = [reason for file in left for reason in problems_of_file(file)]
     listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
     beside = [(file, [entry for entry in entries if entry[1] != S_IFREG]) for file, entries in listed]
     return replace(

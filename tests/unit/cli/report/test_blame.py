@@ -9,12 +9,12 @@ from dist_wandb.cli.report.page import HeatMap
 from dist_wandb.cli.report.thinning import Blame
 
 
-def blame_of(ranks: int, slow: int | None, rows: int, seed: int, factor: float = 1.3) -> Blame:
+def blame_of(ranks: int, slow: int | None, rows: int, seed: int) -> Blame:
     """Return rows of a job whose ranks take 0.1 s with 3 % noise; one rank may take longer."""
     draw = random.Random(seed)
     blame = Blame("time/step", "global_step")
     for step in range(rows):
-        times = [0.1 * draw.gauss(1, 0.03) * (factor if rank == slow else 1.0) for rank in range(ranks)]
+        times = [0.1 * draw.gauss(1, 0.03) * (1.3 if rank == slow else 1.0) for rank in range(ranks)]
         mean = sum(times) / ranks
         worst = max(range(ranks), key=times.__getitem__)
         blame.add(step, worst, times[worst] - mean, mean)

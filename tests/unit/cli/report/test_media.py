@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from record_files import end, header, run, write_run
-from report_runs import history, jpeg, png
+from report_runs import history, one_run, png
 
 from dist_wandb.cli.report import build, media
-from dist_wandb.cli.report.media import checked
 from dist_wandb.wandb_files.small_files import read_small
 
+pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 HEAD = b"\x89PNG\r\n\x1a\n"
 VALUE = {"_type": "table-file", "path": "media/table/one.table.json"}
 
@@ -27,7 +27,6 @@ def write_table(directory: Path, text: str) -> Path:
     return table
 
 
-@pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_folder_that_becomes_a_link_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int
@@ -59,26 +58,53 @@ def small_png(width: int, height: int) -> bytes:
     return HEAD + chunk(b"IHDR", header) + chunk(b"IDAT", b"x") + chunk(b"IEND", b"")
 
 
-def test_valid_images_are_accepted_with_type_and_size() -> None:
-    assert checked(png(20, 10)) == ("image/png", 20, 10)
-    assert checked(jpeg()) == ("image/jpeg", 24, 16)
+def media_run(top: Path, path: str) -> Path:
+    value = {"_type": "image-file", "path": path}
+    return write_run(top, records=[header(), run(), history({"img": value, "_step": 0}), end()])
+
+
+@pytest.mark.parametrize("path", ["../../../../secret.png", "link/secret.png", "media/link.png", "/etc/passwd", "a\0b"])
+def test_no_image_outside_the_run_directory_is_shown(tmp_path: Path, path: str) -> None:
+    (tmp_path / "secret.png").write_bytes(png())
+    directory = media_run(tmp_path / "runs", path)
+    (directory / "files" / "link").symlink_to(tmp_path)
+    (directory / "files" / "media").mkdir()
+    (directory / "files" / "media" / "link.png").symlink_to(tmp_path / "secret.png")
+    found = one_run(tmp_path / "runs")
+    assert found.images == []
+    assert len(found.notes) == 1
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "note"),
     [
-        b"",
-        HEAD,
-        b"GIF89a" + bytes(100),
-        b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>",
-        HEAD + chunk(b"IDAT", b"x") + chunk(b"IEND", b""),
-        HEAD + b"\xff\xff\xff\xffIHDR" + bytes(20),
-        small_png(0, 1),
-        small_png(16_385, 1),
-        small_png(16_000, 16_000),
-        b"\xff\xd8\xff\xd9",
-        b"\xff\xd8" + b"\xff\xe0\x00\x00" * 1000 + b"\xff\xd9",
+        (None, "missing"),
+        (b"\x89PNG" + bytes(2**20), "too large"),
+        (b"", "not valid PNG"),
+        (HEAD, "not valid PNG"),
+        (b"GIF89a" + bytes(100), "not valid PNG"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>", "not valid PNG"),
+        (HEAD + chunk(b"IDAT", b"x") + chunk(b"IEND", b""), "not valid PNG"),
+        (HEAD + b"\xff\xff\xff\xffIHDR" + bytes(20), "not valid PNG"),
+        (small_png(0, 1), "not valid PNG"),
+        (small_png(16_385, 1), "not valid PNG"),
+        (small_png(16_000, 16_000), "not valid PNG"),
+        (b"\xff\xd8\xff\xd9", "not valid PNG"),
+        (b"\xff\xd8" + b"\xff\xe0\x00\x00" * 1000 + b"\xff\xd9", "not valid PNG"),
     ],
 )
-def test_other_bytes_are_rejected(content: bytes) -> None:
-    assert checked(content) is None
+def test_an_invalid_image_is_reported(tmp_path: Path, content: bytes | None, note: str) -> None:
+    directory = media_run(tmp_path, "a.png")
+    if content is not None:
+        (directory / "files" / "a.png").write_bytes(content)
+    found = one_run(tmp_path)
+    assert found.images == []
+    assert note in found.notes[0]
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"columns": 1, "data": []}', "[" * 100_000, "\x80"])
+def test_an_invalid_table_is_reported(tmp_path: Path, content: str) -> None:
+    value = {"_type": "table-file", "path": "t.json"}
+    directory = write_run(tmp_path, records=[header(), run(), history({"t": value, "_step": 0}), end()])
+    (directory / "files" / "t.json").write_bytes(content.encode("latin-1"))
+    assert one_run(tmp_path).notes == ["1 tables that are not in W&B's format"]

@@ -8,8 +8,8 @@ from dist_wandb.cli.report.files import Rows
 from dist_wandb.cli.report.thinning import Budget
 
 
-def rows_of(*items: dict[str, Any], metrics: tuple[str, ...] = ("*",), axis: str | None = "global_step") -> Rows:
-    made = Rows(Budget(10_000), metrics)
+def rows_of(*items: dict[str, Any], axis: str | None = "global_step") -> Rows:
+    made = Rows(Budget(10_000))
     if axis:
         made.axes.define({"glob_name": "*", "step_metric": axis})
     for item in items:

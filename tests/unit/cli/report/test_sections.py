@@ -6,23 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_runs
 from offline_runs import sidecar_record
-from record_files import end, header, row, run, write_run
-from report_runs import definition, history, png, reduced_run, shared_run, sweep, timed_run
+from record_files import definition, end, header, row, run, write_run
+from report_runs import history, one_run, png, printed, reduced_run, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report import build
-from dist_wandb.cli.report.files import ConsoleTail
-from dist_wandb.cli.report.page import Chart, Run, plain
+from dist_wandb.cli.report.page import Chart, Run
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 ESCAPES = "\x1b[31m<img src=x onerror=alert(1)>\x07"
-
-
-def one_run(top: Path) -> Run:
-    (found,) = build([top]).runs
-    return found
 
 
 def charts(found: Run) -> dict[str, Chart]:
@@ -50,7 +43,11 @@ def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
     assert [chart.name for chart in found.system] == ["cpu", "gpu.gpu", "memory_percent"]
     assert set(found.system[1].ranks) == {f"rank 0 · gpu {number}" for number in range(4)}
     assert [image.name for image in found.images] == ["batch", "batch", "sample"]
-    assert [image.source.partition(",")[0][5:-7] for image in found.images] == ["image/png", "image/jpeg", "image/png"]
+    assert [(image.source.partition(";")[0], image.width, image.height) for image in found.images] == [
+        ("data:image/png", 32, 32),
+        ("data:image/jpeg", 24, 16),
+        ("data:image/png", 32, 32),
+    ]
     assert base64.b64decode(found.images[2].source.partition(",")[2]) == png()
     assert [table.rows[0] for table in found.tables] == [["0", "class 0", "0.5"]]
     assert found.console[0].lines[0].startswith("step 0: loss 2.0")
@@ -143,7 +140,7 @@ def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
         run(display_name=ESCAPES, run_group=ESCAPES, config={ESCAPES: ESCAPES}),
         history({ESCAPES: 1.0, "_step": 0, "deep": {"a": {"b": {"c": {"d": 1.0}}}}}),
         history({"x" * 500: 1.0, "_step": "NaN"}),
-        report_runs.printed(ESCAPES),
+        printed(ESCAPES),
         end(),
     ]
     write_run(tmp_path, records=records)
@@ -153,48 +150,6 @@ def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
     assert set(charts(found)) == {shown, "deep.a.b.c.d"}
     assert found.console[0].lines == [shown]
     assert found.notes == ["at least 1 metrics beyond the first 2000, or with long names (--metric GLOB picks)"]
-
-
-def media_run(top: Path, path: str) -> Path:
-    value = {"_type": "image-file", "path": path}
-    return write_run(top, records=[header(), run(), history({"img": value, "_step": 0}), end()])
-
-
-@pytest.mark.parametrize("path", ["../../../../secret.png", "link/secret.png", "media/link.png", "/etc/passwd", "a\0b"])
-def test_no_image_outside_the_run_directory_is_shown(tmp_path: Path, path: str) -> None:
-    (tmp_path / "secret.png").write_bytes(png())
-    directory = media_run(tmp_path / "runs", path)
-    (directory / "files" / "link").symlink_to(tmp_path)
-    (directory / "files" / "media").mkdir()
-    (directory / "files" / "media" / "link.png").symlink_to(tmp_path / "secret.png")
-    found = one_run(tmp_path / "runs")
-    assert found.images == []
-    assert len(found.notes) == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "note"),
-    [
-        (b"<svg onload=alert(1)>", "not valid PNG"),
-        (b"\x89PNG" + bytes(2**20), "too large"),
-        (None, "missing"),
-    ],
-)
-def test_an_invalid_image_is_reported(tmp_path: Path, content: bytes | None, note: str) -> None:
-    directory = media_run(tmp_path, "a.png")
-    if content is not None:
-        (directory / "files" / "a.png").write_bytes(content)
-    found = one_run(tmp_path)
-    assert found.images == []
-    assert note in found.notes[0]
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", '{"columns": 1, "data": []}', "[" * 100_000, "\x80"])
-def test_an_invalid_table_is_reported(tmp_path: Path, content: str) -> None:
-    value = {"_type": "table-file", "path": "t.json"}
-    directory = write_run(tmp_path, records=[header(), run(), history({"t": value, "_step": 0}), end()])
-    (directory / "files" / "t.json").write_bytes(content.encode("latin-1"))
-    assert one_run(tmp_path).notes == ["1 tables that are not in W&B's format"]
 
 
 def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path) -> None:
@@ -224,43 +179,27 @@ def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_pat
     assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown.facts["command"]
 
 
-def lines_of(*pieces: str) -> list[str]:
-    tail = ConsoleTail()
-    for piece in pieces:
-        tail.add(piece)
-    tail.end()
-    return list(tail.lines)
+def test_console_output_is_shown_as_by_a_terminal_without_colors(tmp_path: Path) -> None:
+    texts = {
+        "a": "ab",
+        "b\n": "",
+        "10 %\r50 %\r100 %\n": "100 %",  # the last state of a progress bar
+        "done\r\n": "done",
+        "\x1b[31mred\x1b[0m\n": "red",
+        "\x1b]0;title\x07text\n": "text",
+        "a\x1bcb\n": "a\N{REPLACEMENT CHARACTER}cb",
+        "bell\x07\n": "bell\N{REPLACEMENT CHARACTER}",
+        "abc\u202etxt\n": "abc\N{REPLACEMENT CHARACTER}txt",
+        "<b>&amp;\nno": "<b>&amp;",
+        " end": "no end",
+    }
+    write_run(tmp_path, records=[header(), run(), *map(printed, texts), end()])
+    assert one_run(tmp_path).console[0].lines == [line for line in texts.values() if line]
 
 
-def test_pieces_become_lines() -> None:
-    assert lines_of("a", "b\nc", "\n", "d") == ["ab", "c", "d"]
-
-
-def test_a_progress_bar_is_shown_in_its_last_state() -> None:
-    assert lines_of("10 %\r50 %\r100 %\n", "done\r\n") == ["100 %", "done"]
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("\x1b[31mred\x1b[0m", "red"),
-        ("\x1b]0;title\x07text", "text"),
-        ("a\x1bcb", "a\N{REPLACEMENT CHARACTER}cb"),
-        ("bell\x07", "bell\N{REPLACEMENT CHARACTER}"),
-        ("abc\u202etxt", "abc\N{REPLACEMENT CHARACTER}txt"),
-        ("<b>&amp;", "<b>&amp;"),
-    ],
-)
-def test_escape_sequences_are_removed(text: str, shown: str) -> None:
-    assert plain(text) == shown
-
-
-def test_the_last_lines_are_kept_and_all_are_counted() -> None:
-    tail = ConsoleTail()
-    tail.add("".join(f"{number}\n" for number in range(5000)))
-    tail.add("x" * 10**6)
-    tail.end()
-    assert tail.count == 5001
-    assert len(tail.lines) == 1000
-    assert tail.lines[-2] == "4999"
-    assert len(tail.lines[-1]) == 500
+def test_the_last_lines_are_kept_and_all_are_counted(tmp_path: Path) -> None:
+    texts = ["".join(f"{number}\n" for number in range(5000)), "x" * 10**6]
+    write_run(tmp_path, records=[header(), run(), *map(printed, texts), end()])
+    (console,) = one_run(tmp_path).console
+    assert (console.dropped, len(console.lines)) == (4001, 1000)
+    assert (console.lines[-2], len(console.lines[-1])) == ("4999", 500)

@@ -15,7 +15,6 @@ from record_files import content_of, new_record, row
 from strangers import give_away
 from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
 
-from dist_wandb.cli.uploads.contents import Summary
 from dist_wandb.cli.uploads.execution import Outcome, upload
 from dist_wandb.cli.uploads.plan import Terms, UploadRun
 from dist_wandb.cli.uploads.state import FileState, Sent, remove_left_copies
@@ -53,11 +52,9 @@ def wandb_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_environment
     return here
 
 
-def uploaded(
-    here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0, **more: Any
-) -> tuple[Outcome, dict[str, Any]]:
+def uploaded(here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0) -> tuple[Outcome, dict[str, Any]]:
     (here / "log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
-    outcome = upload(run.files[file], **more)
+    outcome = upload(run.files[file])
     received: dict[str, Any] = json.loads((here / "received").read_text())
     return outcome, received
 
@@ -69,6 +66,7 @@ def test_a_file_is_uploaded_with_its_label_and_role(tmp_path: Path, wandb_sync: 
     assert outcome.url == "https://server/team/digits/runs/exp"
     assert received["arguments"][:3] == ["-m", "wandb", "sync"]
     source = Path(received["arguments"][-1])
+    assert run.files[0].path.with_name("run-exp.wandb.synced").exists()
     assert (source.name, source.parents[1].parent) == (run.files[0].path.name, FileState(run.files[0].run).directory)
     assert (received["content"], source.exists()) == (True, False)
     environment = received["environment"]
@@ -103,11 +101,11 @@ def test_a_resumed_run_keeps_the_summary_of_its_earlier_files(tmp_path: Path, wa
     for one, its_records in zip(found, records, strict=True):
         one.path.write_bytes(content_of(its_records))
         os.utime(one.path, (LONG_AGO, LONG_AGO))
-    plan, read = planned(*found), Summary()
-    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=2, summary=read)
+    plan = planned(*found)
+    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=2)
     content = found[1].path.read_bytes()
     found[1].path.write_bytes(content_of([summary(again="9")]))  # each file is read once
-    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=3, summary=read)
+    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=3)
     sent = [new_record().FromString(message) for message, _ in records_of(wandb_sync / "copy")]
     found_items = [[("/".join(item.nested_key), item.value_json) for item in record.summary.update] for record in sent]
     earlier = [("loss", "1"), ("a", "2"), ("val/acc", "0.5"), ("b", "3")]
@@ -115,26 +113,16 @@ def test_a_resumed_run_keeps_the_summary_of_its_earlier_files(tmp_path: Path, wa
     assert found_items[1][4:] == [("loss", "2"), ("val/b", "4")]
     assert found_items[2] == [("later", "5")]
     found[1].path.write_bytes(content)
-    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=1, summary=read)  # it rewinds the first one
+    uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED, file=1)  # it rewinds the first one
     sent = [new_record().FromString(message) for message, _ in records_of(wandb_sync / "copy")]
     assert "of_former_branch" not in str(sent)
-
-
-def test_the_mark_is_made_only_after_a_successful_upload(tmp_path: Path, wandb_sync: Path) -> None:
-    run = planned(stored(tmp_path))
-    mark = run.files[0].path.with_name("run-exp.wandb.synced")
-    outcome, _ = uploaded(wandb_sync, run, {"level": "ERROR", "msg": "api: HTTP error", "status": 404}, *ENDED)
-    assert outcome.problem is not None
-    assert "The entity or project does not exist" in outcome.problem
-    assert (outcome.concerns_all, mark.exists()) == (False, False)
-    outcome, _ = uploaded(wandb_sync, planned(run.files[0].run), rows(5), CONFIRMED, *ENDED)
-    assert (outcome.problem, mark.exists()) == (None, True)
 
 
 @pytest.mark.parametrize(
     ("entries", "problem", "concerns_all"),
     [
         ([{"level": "ERROR", "msg": "api: HTTP error", "status": 401}, *ENDED], "run `wandb login`", True),
+        ([{"level": "ERROR", "msg": "api: HTTP error", "status": 404}, *ENDED], "The entity or project does", False),
         ([{"level": "ERROR", "msg": "x", "error": "dial tcp: refused"}, *ENDED], "once W&B can be reached", True),
         ([rows(4), CONFIRMED, *ENDED], "the server confirmed 4 of 5 rows", False),
         (
@@ -146,12 +134,14 @@ def test_the_mark_is_made_only_after_a_successful_upload(tmp_path: Path, wandb_s
         ([rows(4), CONFIRMED], "`wandb sync` ended without uploading it", False),
     ],
 )
-def test_problems_are_reported(
+def test_problems_are_reported_and_the_file_is_not_marked_as_uploaded(
     tmp_path: Path, wandb_sync: Path, entries: list[dict[str, Any]], problem: str, concerns_all: bool
 ) -> None:
-    outcome, _ = uploaded(wandb_sync, planned(stored(tmp_path)), *entries)
+    run = stored(tmp_path)
+    outcome, _ = uploaded(wandb_sync, planned(run), *entries)
     assert problem in str(outcome.problem)
     assert outcome.concerns_all is concerns_all
+    assert not run.path.with_name("run-exp.wandb.synced").exists()
 
 
 def test_an_outdated_plan_is_not_executed(tmp_path: Path, wandb_sync: Path) -> None:

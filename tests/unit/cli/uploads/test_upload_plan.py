@@ -5,24 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from upload_runs import (
-    CONFIRMED,
-    ENDED,
-    NO_RUN_RECORD,
-    NOW,
-    TRUSTING,
-    log_of_attempt,
-    of_rank,
-    order,
-    planned,
-    rows,
-    stored,
-)
+from upload_runs import CONFIRMED, ENDED, NO_RUN_RECORD, TRUSTING, log_of_attempt, of_rank, order, planned, rows, stored
 
 from dist_wandb.cli.uploads.execution import remember, upload
 from dist_wandb.cli.uploads.plan import is_uploaded, plan_uploads
@@ -58,7 +47,7 @@ def test_runs_with_different_ids_or_projects_are_separate(tmp_path: Path) -> Non
         stored(tmp_path, "offline-run-1-b", run_id="b"),
         stored(tmp_path, "offline-run-2-a", run_id="a", project="other"),
     ]
-    assert [(run.run_id, run.project) for run in plan_uploads(given, now=NOW)] == [
+    assert [(run.run_id, run.project) for run in plan_uploads(given)] == [
         ("a", "digits"),
         ("b", "digits"),
         ("a", "other"),
@@ -72,7 +61,7 @@ def test_runs_with_different_ids_or_projects_are_separate(tmp_path: Path) -> Non
 def test_a_run_that_is_still_written_to_is_refused(
     tmp_path: Path, age: float, exit_code: int | None, refused: bool
 ) -> None:
-    run = planned(stored(tmp_path, exit_code=exit_code, changed=NOW - age))
+    run = planned(stored(tmp_path, exit_code=exit_code, changed=time.time() - age))
     assert any("is still being written" in reason for reason in run.refusals) is refused
     assert any("marked as failed" in note for note in run.notes) is (exit_code is None)
 
@@ -173,7 +162,7 @@ def test_an_unreadable_log_affects_only_its_own_run(tmp_path: Path, make: Callab
     log = hurt.path.parent / "logs" / "debug-internal.log"
     log.parent.mkdir()
     make(log)
-    first, second = plan_uploads([hurt, healthy], now=NOW, terms=TRUSTING)
+    first, second = plan_uploads([hurt, healthy], TRUSTING)
     assert not is_uploaded(hurt)
     assert [reason in refusal for refusal in first.refusals] == [True]
     assert (second.refusals, second.files[0].rows_left) == ((), 5)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_files import content_of, framed, make_run, new_record
+from record_files import content_of, framed, make_run, new_record, of_json, row
 
 from dist_wandb.cli.uploads.contents import Rules, copy_file, revised, violations
 from dist_wandb.errors import UploadError
@@ -59,18 +59,6 @@ def artifact(local_path: Path | str, content: bytes = b"", **values: str) -> Any
     return record
 
 
-def request() -> Any:
-    record = new_record()
-    record.request.python_packages.package.add().name = "x"
-    return record
-
-
-def tensorboard() -> Any:
-    record = new_record()
-    record.tbrecord.log_dir = "/home/user/.ssh"
-    return record
-
-
 def files(name: str) -> Any:
     record = new_record()
     record.files.files.add().path = name
@@ -84,9 +72,7 @@ def manifest_file(path: str) -> Any:
 
 
 def of(entity: str, run_id: str = "exp", project: str = "digits") -> Any:
-    record = new_record()
-    record.run.run_id, record.run.entity, record.run.project = run_id, entity, project
-    return record
+    return of_json({"type": "run", "run": {"run_id": run_id, "entity": entity, "project": project}})
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -94,8 +80,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a file beside, by dots": (lambda top: artifact(top / "offline-run-1-exp" / ".." / "secret"), "neither in the run"),
     "a relative file": (lambda _: artifact("secret"), "names 'secret', a file that is neither"),
     "a list of files": (lambda top: manifest_file(str(top / "secret")), "which W&B's uploader reads, with all"),
-    "a request": (lambda _: request(), "it contains a request"),
-    "tensorboard": (lambda _: tensorboard(), "it names a directory of tensorboard,"),
+    "a request": (lambda _: of_json({"type": "request", "request": {}}), "it contains a request"),
+    "tensorboard": (
+        lambda _: of_json({"type": "tbrecord", "tbrecord": {"log_dir": "/home/user/.ssh"}}),
+        "it names a directory of tensorboard,",
+    ),
     "a file of the run's, by dots": (lambda _: files("media/../../../secret"), "not below"),
     "a file of the run's, absolute": (lambda top: files(str(top / "secret")), "not below"),
     "an owner": (lambda _: of("attacker"), "its owner is 'attacker', which is not known to be yours"),
@@ -154,9 +143,7 @@ def test_an_unknown_kind_is_refused(rules: Rules) -> None:
 
 def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, rules: Rules) -> None:
     """W&B's reader uses the later kind."""
-    row = new_record()
-    row.history.item.add().value_json = "1"
-    both = row.SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
+    both = row(0).SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
     with pytest.raises(UploadError, match="neither in the run's directory"):
         revised(both, [(2, 0, 0, 0), (8, 0, 0, 0)], rules, lambda *_: None)
 
