@@ -56,22 +56,19 @@ def in_group() -> Topology | None:
 
 
 def known() -> tuple[Topology | None, int | None]:
-    """Do as `detect`, but return no topology if neither a process group nor a launcher tells it."""
+    """Return the topology of this process, and the process that holds its rank if this one is a job of its own.
+
+    There is no topology if neither a process group nor a launcher tells it.
+    """
     group = in_group()
     rank_holder = holder() if group is None else None
     return (Topology.single() if rank_holder is not None else group or Topology.from_environ()), rank_holder
 
 
-def detect() -> tuple[Topology, int | None]:
-    """Return the topology of this process, and the process that holds its rank if this one is a job of its own."""
-    topology, rank_holder = known()
-    return topology or Topology.single(), rank_holder
-
-
 def detect_or_none() -> Topology | None:
     """Return the topology of this process; `None` where `init` raises an error."""
     try:
-        return detect()[0]
+        return known()[0] or Topology.single()
     except DistWandbError:
         return None
 
