@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import threading
 import warnings
 from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING, Any
@@ -111,23 +110,6 @@ def test_concurrent_coroutines_have_a_run_each(fake_wandb: FakeWandb) -> None:
     assert [run.exit_codes for run in fake_wandb.runs] == [[None], [None]]
 
 
-def test_calls_in_threads_have_a_run_each(fake_wandb: FakeWandb) -> None:
-    both_run = threading.Barrier(2, timeout=20)
-
-    @wandb_init
-    def train(lr: float) -> None:
-        both_run.wait()
-        get_run().log({"lr": lr})
-        both_run.wait()
-
-    threads = [threading.Thread(target=train, args=(lr,)) for lr in (1.0, 2.0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted([row["lr"] for row in run.rows] for run in fake_wandb.runs) == [[1.0], [2.0]]
-
-
 def test_generator_is_one_run_from_its_first_item_to_its_end(fake_wandb: FakeWandb) -> None:
     @wandb_init
     def losses() -> Generator[float, float, str]:
@@ -221,19 +203,6 @@ def test_rows_logged_while_a_generator_is_closed_go_into_its_own_run(fake_wandb:
 
     asyncio.run(close_inside_of_another())
     assert [[row["last"] for row in run.rows] for run in fake_wandb.runs] == [[1], [2], []]
-
-
-# --- ends -------------------------------------------------------------------------------------------------------------
-
-
-def test_exception_sets_the_exit_code_and_propagates(fake_wandb: FakeWandb) -> None:
-    @wandb_init
-    def train() -> None:
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit, match="3"):
-        train()
-    assert fake_wandb.runs[0].exit_codes == [3]
 
 
 # --- nesting ----------------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ import pytest
 from restarts import Start, kill, last_warnings
 
 from dist_wandb.errors import ReadError
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
+from dist_wandb.settings.options import Limits
 
 if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb, OnRanks
@@ -176,10 +175,3 @@ def test_only_the_newest_files_of_a_run_are_read(
     monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", lambda path, _: looked_at.append(path))
     start(world=1, id="exp", resume="allow", mode="offline")
     assert len(looked_at) == 32
-
-
-def test_a_step_metric_of_a_framework_is_not_counted(fake_wandb: FakeWandb) -> None:
-    resumed(fake_wandb, **{"trainer/global_step": 49})
-    session = open_session(Options(), {}, integration="test", step_metric="trainer/global_step")
-    session.log({"loss": 1.0})
-    assert fake_wandb.runs[-1].rows == [{"loss": 1.0}]
