@@ -237,9 +237,7 @@ class Opener:
             self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
             if restart.can_look_back(self._options, self._topology, has_store=has_store):
                 self._earlier = self._restart_store.find()
-        self._arguments = restart.continued(
-            self._arguments, self._earlier, self._topology, has_store=self._store is not None
-        )
+        self._arguments = restart.continued(self._arguments, self._earlier, self._topology, has_store=has_store)
 
     def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
         """Decide what this rank does. `not_kept` warns of arguments that a sweep's trial overrides."""
