@@ -463,36 +463,6 @@ def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job, on_ranks:
     on_ranks(2, lambda rank: sessions[rank].finish())
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_a_child_continues_after_the_session_despite_a_later_sibling() -> None:
-    """If a sibling held the session's end of the socket, it would fill up, and `log` would block forever."""
-    context = multiprocessing.get_context("fork")
-    has_logged, is_over, may_end = context.Event(), context.Event(), context.Event()
-    session = dist_wandb.init()
-
-    def log() -> None:
-        session.log({"loss": 1.0})
-        assert session.flush()
-        has_logged.set()
-        assert is_over.wait(_PATIENCE)
-        for _ in range(500):
-            session.log({"text": "t" * 2000})
-
-    children = [context.Process(target=log), context.Process(target=may_end.wait, args=(_PATIENCE,))]
-    children[0].start()
-    assert has_logged.wait(_PATIENCE)
-    children[1].start()
-    session.finish()
-    is_over.set()
-    children[0].join(_PATIENCE / 2)
-    exit_code = children[0].exitcode
-    children[0].kill()
-    may_end.set()
-    for child in children:
-        child.join()
-    assert exit_code == 0
-
-
 @pytest.mark.parametrize("failed", [False, True])
 def test_children_notice_the_end_even_if_another_process_has_the_socket(served: Served, *, failed: bool) -> None:
     """Such as a fork that was made while a child was being accepted."""
