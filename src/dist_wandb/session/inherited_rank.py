@@ -56,9 +56,9 @@ def in_group() -> Topology | None:
 
 
 def known() -> tuple[Topology | None, int | None]:
-    """Return the topology of this process, if a process group or a launcher tells it, and the process that `holder` is.
+    """Return the topology of this process, and the process that holds its rank if this one is a job of its own.
 
-    A process whose rank another one holds is a job of its own.
+    There is no topology if neither a process group nor a launcher tells it.
     """
     group = in_group()
     rank_holder = holder() if group is None else None

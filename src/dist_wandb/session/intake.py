@@ -34,6 +34,7 @@ from dist_wandb.session.stalls.watcher import signs
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
+    from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.notices import SessionNotices
     from dist_wandb.session.own_run import OwnRun
@@ -228,9 +229,9 @@ def _flat(metrics: Mapping[str, Any], paths: Paths, rank: int) -> Mapping[str, A
 def exchange_of(
     link: JobLink,
     own: OwnRun,
+    config_sync: ConfigSync,
     rows: Rows,
     between_rounds: Callable[[float], None],
-    publications: Callable[[], int],
     enclosing: Sequence[JobLink],
 ) -> Exchange:
     """Return an exchange that reduces this rank's rows with those of other ranks, or one for its own rows alone."""
@@ -242,7 +243,7 @@ def exchange_of(
         link.until_open(enclosing),
         partial(why_no_run, link),
         link.moving.to if link.moving.is_possible else None,
-        lambda: publications() + own.elsewhere.sent,
+        lambda: config_sync.publications + own.elsewhere.sent,
         names_unopened=MOVED not in link.name,
     )
     if link.reduces:

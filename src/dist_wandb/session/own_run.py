@@ -154,12 +154,10 @@ class OwnRun:
                 finish_run(*args, **kwargs)
 
             rows = {} if run and self.elsewhere.takes_all else {"log": interception.logs_first(log)}
-            handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, **rows}
-            handlers.update(self.elsewhere.handlers(run, intake.watch))
+            its_block = {wandb_private.FINISH: finish_first} if run else {}
+            handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, "define_metric": define}
+            handlers |= {**rows, **its_block, **self.elsewhere.handlers(run, intake.watch)}
             module = sys.modules.get("wandb")
-            handlers["define_metric"] = define
-            if run:
-                handlers[wandb_private.FINISH] = finish_first
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
             replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)

@@ -66,21 +66,22 @@ class ProcessEnd:
 
     def register(self) -> None:
         """Register to be called first at exit. wandb registers its own handler when its first run is opened."""
-        if self._pid != os.getpid():  # the first time, and in a fork, where nothing is registered yet
+        is_first = self._pid != os.getpid()  # also in a fork, where nothing is registered yet
+        self._pid = os.getpid()
+        if is_first:
             self._failure_before = _last_failure()
             self._finishing, self._is_due = 0, False
         is_child = multiprocessing.parent_process() is not None
-        if is_child and self._pid != os.getpid():
+        if is_child and is_first:
             with suppress(AttributeError, RuntimeError):  # it is not there, or the process is ending already
                 threading._register_atexit(self._note_code_of_child)  # type: ignore[attr-defined]  # noqa: SLF001
         if not is_child or sys.version_info >= (3, 13):
             atexit.unregister(self._end)
             atexit.register(self._end)
-        elif self._pid != os.getpid():  # before Python 3.13, children of multiprocessing exit without atexit
+        elif is_first:  # before Python 3.13, children of multiprocessing exit without atexit
             from multiprocessing.util import Finalize
 
             Finalize(None, self._end, exitpriority=100)
-        self._pid = os.getpid()
 
     def _note_code_of_child(self) -> None:
         """Note the exit code of a child of multiprocessing, which since Python 3.13 calls `atexit` later than this."""

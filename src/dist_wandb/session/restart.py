@@ -52,7 +52,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
 from dist_wandb.job.job_store import JobStore
@@ -119,12 +119,8 @@ class RestartRecord:
         if not isinstance(record, dict) or record.get("format") != _FORMAT:
             raise ValueError(f"it is not a restart record of format {_FORMAT}")
         given: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
-        texts = ("base_id", "session", "run_mode", "rank_scope")
-        numbers = ("world_size", "requeues")
-        if not all(type(given[name]) is (str if name in texts else int) for name in texts + numbers):
+        if not all(isinstance(given[name], kind) for name, kind in get_type_hints(cls).items()):
             raise ValueError("a part is missing or has the wrong type")
-        if not all(isinstance(given[name], str | None) for name in ("project", "entity", "job")):
-            raise ValueError("a part is not text")
         if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
             raise ValueError("its mode or scope is unknown")
         try:

@@ -83,23 +83,24 @@ class Session(AsRun):
         rows = own.rows(first_row)
         self.reductions: Reductions = rows.reductions
         enclosing = [session._link for session in registry.open_sessions()]  # noqa: SLF001  # of this class
-        self._exchange = exchange_of(link, own, rows, self._refresh, lambda: config_sync.publications, enclosing)
+        self._exchange = exchange_of(link, own, config_sync, rows, self._refresh, enclosing)
         life = LifeCycle()
         self._notices = SessionNotices(link)
         self._intake = Intake(link, own, self._exchange, life, self._notices, first_row)
         self._children = Children(partial(self._intake.put, leads=False), self.topology, self._metadata)
-        parts = (life, link, own, config_sync, self._exchange, self._children, restart_store)
-        closed = lambda handed_over: self._closed(rows if handed_over else None)  # noqa: E731
-        self._shutdown = Shutdown(*parts, self._intake.end_row, closed)
+        closed = partial(self._closed, rows)
+        self._shutdown = Shutdown(
+            life, link, own, config_sync, self._exchange, self._children, restart_store, self._intake.end_row, closed
+        )
 
     def _refresh(self, published: float) -> None:
         self._shutdown.refresh(published)  # made after the exchange, which calls this
 
-    def _closed(self, handed_over: Rows | None) -> None:
+    def _closed(self, rows: Rows, handed_over: bool) -> None:
         registry.remove(self)
-        if handed_over is not None and self._intake.rows:
-            self._notices.unused_names(handed_over.reductions)
-            self._notices.slow_ranks(handed_over.writing.timings)
+        if handed_over and self._intake.rows:
+            self._notices.unused_names(rows.reductions)
+            self._notices.slow_ranks(rows.writing.timings)
 
     def start(self, log: Callable[..., None]) -> None:
         """Start to take part: other threads use the session now. `log` gets what is logged directly to the run."""

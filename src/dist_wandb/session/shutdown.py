@@ -84,7 +84,7 @@ class LifeCycle:
         """Return whether the caller is to finish the session; else wait for the thread that does, if it is another."""
         mine = (threading.get_ident(),)
         first = self._claims.setdefault("finish", mine)  # atomic, also in signal handlers
-        if first is not mine and first != mine:
+        if first != mine:
             self._finished.wait(within)
         return first is mine
 

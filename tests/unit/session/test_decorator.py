@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import threading
 import warnings
 from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING, Any
@@ -108,23 +107,6 @@ def test_concurrent_coroutines_have_a_run_each(fake_wandb: FakeWandb) -> None:
     assert list(asyncio.run(main())) == [1.0, 2.0]
     assert [[row["lr"] for row in run.rows] for run in fake_wandb.runs] == [[1.0, 2.0], [2.0, 3.0]]
     assert [run.exit_codes for run in fake_wandb.runs] == [[None], [None]]
-
-
-def test_calls_in_threads_have_a_run_each(fake_wandb: FakeWandb) -> None:
-    both_run = threading.Barrier(2, timeout=20)
-
-    @wandb_init
-    def train(lr: float) -> None:
-        both_run.wait()
-        get_run().log({"lr": lr})
-        both_run.wait()
-
-    threads = [threading.Thread(target=train, args=(lr,)) for lr in (1.0, 2.0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted([row["lr"] for row in run.rows] for run in fake_wandb.runs) == [[1.0], [2.0]]
 
 
 def test_generator_is_one_run_from_its_first_item_to_its_end(fake_wandb: FakeWandb) -> None:

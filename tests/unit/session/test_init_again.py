@@ -166,14 +166,6 @@ def test_it_says_once_for_each_line_that_it_returns_the_open_run(
     assert len(fake_wandb.runs) == 1
 
 
-@pytest.mark.parametrize("arguments", WRONG)
-def test_wrong_arguments_are_errors_on_all_ranks(fake_wandb: FakeWandb, arguments: dict[str, Any]) -> None:
-    """Before any rank waits for another."""
-    with pytest.raises((ConfigurationError, TypeError, dist_wandb.errors.Error)):
-        dist_wandb.init(**arguments)
-    assert fake_wandb.runs == []
-
-
 def test_reinit_in_settings_and_the_environment_has_the_same_effect(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:

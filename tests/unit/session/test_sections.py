@@ -178,19 +178,6 @@ def test_a_section_is_reentrant_and_usable_in_several_threads(sections: Sections
     is_untouched(sections, clock)
 
 
-def test_a_section_may_outlive_the_one_around_it(sections: Sections, clock: Clock) -> None:
-    outer, inner = sections.timed("outer", 0, waits=False), sections.timed("inner", 0, waits=False)
-    outer.__enter__()
-    inner.__enter__()
-    clock.pass_(10)
-    outer.__exit__()
-    clock.pass_(10)
-    inner.__exit__()
-    taken = sections.due_timings(["loss"], 1)
-    assert (taken["time/outer"], taken["time/inner"], taken["time/busy"]) == (0.01, 0.02, 1.0)
-    is_untouched(sections, clock)
-
-
 def is_untouched(sections: Sections, clock: Clock) -> None:
     """Later sections are measured as usual."""
     spend(sections, clock, "data", 30)

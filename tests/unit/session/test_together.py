@@ -189,18 +189,6 @@ def test_a_rank_that_the_others_gave_up_before_it_took_part_says_that_it_stalled
     assert "rank 1 stalled, or was disconnected, after the start, and returned after the other ranks had" in caplog.text
 
 
-@pytest.mark.parametrize("reduce", ["mean", "sum", {"loss": "max"}])
-def test_separate_runs_reduce_numbers_on_request(job: Job, fake_wandb: FakeWandb, reduce: Any) -> None:
-    sessions = job(TWO, run_mode="new", reduce=reduce)
-    for rank, session in enumerate(sessions):
-        assert session.brings_together
-        session.log({"loss": float(rank)}, step=0)
-    assert all_flushed(sessions)
-    expected = {"mean": 0.5, "sum": 1.0}.get(reduce, 1.0) if isinstance(reduce, str) else 1.0
-    by_id = {run.id: run.rows for run in fake_wandb.runs}
-    assert by_id[f"{sessions[0].plan.base_id}-rank-0"] == [{"loss": expected, "global_step": 0}]
-
-
 @pytest.mark.parametrize("options", [{"run_mode": "new"}, {"reduce": None}, {"run_mode": "shared", "reduce": None}])
 def test_every_rank_writes_its_own_numbers_without_reduction(
     job: Job, fake_wandb: FakeWandb, options: dict[str, Any]

@@ -122,6 +122,7 @@ class Connection:
         self.topology = topology
         self.rank: int = topology.global_rank
         self.join_timeout: float = limits.join_timeout  # seconds
+        self.publications: int = 0  # how often this rank has published anything
         # Returns the job's store, which may appear only after this rank's session was opened.
         self.find: Callable[[], JobStore | None] = lambda: None
         # Waits until a query finds that the primary has opened its run, as long as reads may wait.
@@ -222,7 +223,6 @@ class Comparison:
         self.run: Mapping[str, Any] = run
         self.given: dict[str, Any] = _as_it_is(given_values(config))
         self.opened_at: Line | None = users_line()  # the user's line that opened the session, for warnings
-        self.publications: int = 0  # how often this rank has published the config that it was given
         self._options = options
         self._connection = connection
         is_coordinator, is_off = connection.topology.is_coordinator, options.config_sync == "off"
@@ -276,7 +276,7 @@ class Comparison:
         if job_store is not None:
             job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message)
             self._has_published = True
-            self.publications += 1
+            self._connection.publications += 1
 
     def compare(self) -> None:
         """On the other ranks, compare the given config with the coordinator's, once it is published."""

@@ -43,7 +43,6 @@ class Publisher:
         self._keys: tuple[str, ...] = ()
         self.is_due: bool = False  # whether values may have changed, which the next refresh publishes
         self._version = Version(number=0, is_over=False)
-        self.publications: int = 0  # how often this rank has published anything
         self._run: AnyRun = NullRun()
 
     def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
@@ -81,7 +80,7 @@ class Publisher:
             job_store.publish(key, message)
             job_store.publish(key + OF_VERSION, self._version)  # last, because it makes followers read the rest
         self._published = message
-        self.publications += 1
+        self._connection.publications += 1
 
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run. This remains, even if values are published later."""
@@ -90,7 +89,7 @@ class Publisher:
             for key in self._keys:
                 job_store.publish(key + OF_VERSION, {**self._version, "is_over": True})
         self._version["is_over"] = True
-        self.publications += 1
+        self._connection.publications += 1
 
 
 class OwnConfig:

@@ -238,7 +238,7 @@ class ConfigSync:
 
     @property
     def publications(self) -> int:
-        return self.own.publisher.publications + self._comparison.publications
+        return self._connection.publications
 
     def publish_end(self) -> None:
         self.own.publisher.publish_end()

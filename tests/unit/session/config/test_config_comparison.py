@@ -156,12 +156,6 @@ def test_keys_excluded_from_wandb_are_neither_compared_nor_shown(
     assert "different configs" not in caplog.text
 
 
-def test_keys_excluded_on_rank_0_do_not_reach_other_ranks(open_rank: Open) -> None:
-    first = open_rank(TWO[0], {"lr": 0.1, "seed": 7}, run_mode="new", wandb_init={"config_exclude_keys": ["seed"]})
-    second = open_rank(TWO[1], run_mode="new")
-    assert dict(first.config) == dict(second.config) == {"lr": 0.1}
-
-
 def test_a_warning_turned_into_an_error_is_logged_without_traceback(
     open_rank: Open, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from restarts import Start, kill, last_warnings
+from restarts import Start, kill, last_warnings, ranks
 
 from dist_wandb.errors import ReadError
+from dist_wandb.runs import wandb_private
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
@@ -110,6 +111,23 @@ def test_all_writers_of_a_shared_run_continue_at_the_primarys_row(start: Start, 
     assert {row["global_step"] for run in fake_wandb.runs for row in run.rows} == {50}
 
 
+@pytest.mark.usefixtures("store")
+def test_all_writers_of_a_shared_run_start_at_the_primarys_row_of_a_frameworks_axis(
+    fake_wandb: FakeWandb, on_ranks: OnRanks
+) -> None:
+    axis, last = "trainer/global_step", iter([49, 53])
+    changing(fake_wandb, lambda run: vars(run).update(resumed=True, summary={axis: next(last)}))
+    options = Options("shared", limits=Limits(join_timeout=10.0))
+    given: dict[str, Any] = {"integration": "test", "number": 1, "step_metric": axis}
+
+    def open_rank(rank: int) -> Session:
+        return open_session(options, {"id": "exp", "resume": "allow"}, topology=ranks(2)[rank], **given)
+
+    with mock.patch.object(wandb_private, "set_starting_step") as set_starting_step:
+        on_ranks(2, open_rank)
+    assert [step for (_, step), _ in set_starting_step.call_args_list] == [50, 50]
+
+
 def test_the_last_row_of_an_offline_run_is_read_from_its_files(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,10 +194,3 @@ def test_only_the_newest_files_of_a_run_are_read(
     monkeypatch.setattr("dist_wandb.wandb_files.reading.largest_step", lambda path, _: looked_at.append(path))
     start(world=1, id="exp", resume="allow", mode="offline")
     assert len(looked_at) == 32
-
-
-def test_a_step_metric_of_a_framework_is_not_counted(fake_wandb: FakeWandb) -> None:
-    resumed(fake_wandb, **{"trainer/global_step": 49})
-    session = open_session(Options(), {}, integration="test", step_metric="trainer/global_step")
-    session.log({"loss": 1.0})
-    assert fake_wandb.runs[-1].rows == [{"loss": 1.0}]
