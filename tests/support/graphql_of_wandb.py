@@ -47,14 +47,14 @@ class GraphQL:
             "Viewer": self._viewer,
             "GetDefaultEntity": self._viewer,
             "ServerFeaturesQuery": self._server_features,
-            "OrganizationCoreWeaveOrganizationID": self._no_organization,
+            "OrganizationCoreWeaveOrganizationID": lambda *_: {"entity": {"organization": None}},
             "UpsertBucket": self._upsert_bucket,
             "RunResumeStatus": self._run_resume_status,
             "RewindRun": self._rewind_run,
             "CreateRunFiles": self._create_run_files,
-            "FetchArtifactDigestAlgorithm": self._no_digest_algorithm,
-            "XXHashDigestsEnabled": self._no_xxhash,
-            "ArtifactType": self._no_artifact,
+            "FetchArtifactDigestAlgorithm": lambda *_: {"project": {"artifactType": None}},
+            "XXHashDigestsEnabled": lambda *_: {"entity": {"xxhashDigestsEnabled": False}},
+            "ArtifactType": lambda *_: {"project": {"artifact": None}},
             "CreateArtifact": self._create_artifact,
             "CreateArtifactManifest": self._create_artifact_manifest,
             "UpdateArtifactManifest": self._update_artifact_manifest,
@@ -89,9 +89,6 @@ class GraphQL:
     def _server_features(self, _variables: _Variables, _client: str) -> _Data:
         return {"serverInfo": {"features": [{"name": name, "isEnabled": True} for name in self._features]}}
 
-    def _no_organization(self, _variables: _Variables, _client: str) -> _Data:
-        return {"entity": {"organization": None}}
-
     def _upsert_bucket(self, variables: _Variables, client: str) -> _Data:
         run, is_new = self._records.upsert(upsert_of(variables, client))
         project = {"id": run.project, "name": run.project, "entity": {"id": run.entity, "name": run.entity}}
@@ -116,15 +113,6 @@ class GraphQL:
         key = f"{variables['entity']}/{variables['project']}/{variables['run']}"
         files = [{"name": name, "uploadUrl": self._upload_url("run", key, name)} for name in variables["files"]]
         return {"createRunFiles": {"runID": key, "uploadHeaders": [], "files": files}}
-
-    def _no_digest_algorithm(self, _variables: _Variables, _client: str) -> _Data:
-        return {"project": {"artifactType": None}}
-
-    def _no_xxhash(self, _variables: _Variables, _client: str) -> _Data:
-        return {"entity": {"xxhashDigestsEnabled": False}}
-
-    def _no_artifact(self, _variables: _Variables, _client: str) -> _Data:
-        return {"project": {"artifact": None}}
 
     def _create_artifact(self, variables: _Variables, client: str) -> _Data:
         given = variables["input"]

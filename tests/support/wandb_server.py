@@ -95,12 +95,12 @@ class Fault:
     """
 
     scope: str
-    count: int | None
-    status: int | None
-    drop: bool
-    delay: float
-    processed: bool
-    only: Callable[[Request], bool] | None
+    count: int | None = None
+    status: int | None = None
+    drop: bool = False
+    delay: float = 0.0
+    processed: bool = False
+    only: Callable[[Request], bool] | None = None
     message: str = "injected by the test"
     headers: Mapping[str, str] = field(default_factory=dict)
     hits: int = 0
@@ -177,21 +177,9 @@ class WandbServer:
             del variables["WANDB_MODE"]
         return variables
 
-    def fail(
-        self,
-        scope: str,
-        *,
-        count: int | None = None,
-        status: int | None = None,
-        drop: bool = False,
-        delay: float = 0.0,
-        processed: bool = False,
-        only: Callable[[Request], bool] | None = None,
-        message: str = "injected by the test",
-        headers: Mapping[str, str] | None = None,
-    ) -> Fault:
-        """Make requests of a scope, or of one GraphQL operation, fail. For the arguments see `Fault`."""
-        fault = Fault(scope, count, status, drop, delay, processed, only, message, headers or {})
+    def fail(self, scope: str, **how: Any) -> Fault:
+        """Make requests of a scope, or of one GraphQL operation, fail, as the fields of `Fault` describe."""
+        fault = Fault(scope, **how)
         with self._changed:
             self._faults.append(fault)
         return fault
@@ -351,19 +339,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: _HttpServer
 
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def do_PUT(self) -> None:
-        self._serve()
-
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # as the base class
         """Print nothing: tests inspect `answered`."""
 
-    def _serve(self) -> None:
+    def do_GET(self) -> None:
         answer = self.server.owner.answer(self._request(), self.server.is_over)
         if answer.status is None:
             self.close_connection = True
@@ -376,6 +355,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+    do_POST = do_PUT = do_GET  # noqa: N815  # http.server's names
 
     def _request(self) -> Request:
         body = self._body()

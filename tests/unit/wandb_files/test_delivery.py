@@ -34,43 +34,48 @@ def error(message: str, **more: str) -> dict[str, str]:
     return {"time": "now", "level": "ERROR", "msg": message, **more}
 
 
-def test_a_refused_upload_is_reported_with_its_reason(log: Any) -> None:
-    fatal = error("filestream: fatal error: filestream: failed to upload: 404 Not Found")
-    assert untaken(log(error("api: HTTP error", status="404"), {**fatal, "level": "ERROR+4"})) == {
-        "rows and console lines": "failed to upload: 404 Not Found"
-    }
+LOSSES: dict[str, tuple[list[dict[str, str]], dict[str, str]]] = {
+    "a refused upload": (
+        [
+            error("api: HTTP error", status="404"),
+            error("filestream: fatal error: filestream: failed to upload: 404 Not Found", level="ERROR+4"),
+        ],
+        {"rows and console lines": "failed to upload: 404 Not Found"},
+    ),
+    "the retried error, not the time-out": (
+        [error(RETRIED)],
+        {"rows and console lines": 'HTTP 500: {"error": "overload"}'},
+    ),
+    "the first reason of each kind": (
+        [
+            error("runupserter: failed to upload changes", error="connection refused"),
+            error("runupserter: failed to upload changes", error="no route"),
+            error("runfiles: CreateRunFiles returned error: no route"),
+        ],
+        {"name, config and the like": "connection refused", "files": "CreateRunFiles returned error: no route"},
+    ),
+    "files and artifacts, of which wandb prints nothing": (
+        [
+            error("file transfer: upload: failed to upload: status: 404 Not Found", task="DefaultUploadTask{...}"),
+            error("sender: failed to log artifact: ArtifactSaver.createArtifact: returned error 404", artifactID=""),
+        ],
+        {
+            "files": "to upload: status: 404 Not Found",
+            "artifacts": "ArtifactSaver.createArtifact: returned error 404",
+        },
+    ),
+    "no loss, after a successful retry": (
+        [error("filestream: fatal error: no", level="INFO"), error("api: HTTP error", status="409")],
+        {},
+    ),
+}
 
 
-def test_the_retried_error_is_the_reason_and_not_the_timeout(log: Any) -> None:
-    assert untaken(log(error(RETRIED)))["rows and console lines"] == 'HTTP 500: {"error": "overload"}'
-
-
-def test_the_first_reason_of_each_kind_counts(log: Any) -> None:
-    path = log(
-        error("runupserter: failed to upload changes", error="connection refused"),
-        error("runupserter: failed to upload changes", error="no route"),
-        error("runfiles: CreateRunFiles returned error: no route"),
-    )
-    assert untaken(path) == {
-        "name, config and the like": "connection refused",
-        "files": "CreateRunFiles returned error: no route",
-    }
-
-
-def test_lost_files_and_artifacts_are_reported_although_wandb_does_not(log: Any) -> None:
-    path = log(
-        error("file transfer: upload: failed to upload: status: 404 Not Found", task="DefaultUploadTask{...}"),
-        error("sender: failed to log artifact: ArtifactSaver.createArtifact: returned error 404", artifactID=""),
-    )
-    assert untaken(path) == {
-        "files": "to upload: status: 404 Not Found",
-        "artifacts": "ArtifactSaver.createArtifact: returned error 404",
-    }
-
-
-def test_a_successful_retry_is_not_a_loss(log: Any) -> None:
-    path = log({"level": "INFO", "msg": "filestream: fatal error: no"}, error("api: HTTP error", status="409"))
-    assert untaken(path) == {}
+@pytest.mark.parametrize(("entries", "expected"), LOSSES.values(), ids=LOSSES.keys())
+def test_what_was_lost_is_reported_with_its_reason(
+    log: Any, entries: list[dict[str, str]], expected: dict[str, str]
+) -> None:
+    assert untaken(log(*entries)) == expected
 
 
 def test_a_truncated_or_missing_log_is_tolerated(log: Any, tmp_path: Path) -> None:

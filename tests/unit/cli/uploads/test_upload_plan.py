@@ -16,6 +16,7 @@ from upload_runs import CONFIRMED, ENDED, NO_RUN_RECORD, TRUSTING, log_of_attemp
 from dist_wandb.cli.uploads.execution import remember, upload
 from dist_wandb.cli.uploads.plan import is_uploaded, plan_uploads
 from dist_wandb.errors import UploadError
+from dist_wandb.wandb_files.reading import StoredRun
 
 # --- grouping and order -----------------------------------------------------------------------------------------------
 
@@ -66,18 +67,37 @@ def test_a_run_that_is_still_written_to_is_refused(
     assert any("marked as failed" in note for note in run.notes) is (exit_code is None)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "reasons"),
-    [
-        ([1], ["The primary's file is missing", "Of its 2 ranks, rank 0 is missing"]),
-        ([0], ["Of its 2 ranks, rank 1 is missing"]),
-        ([0, 1], []),
-    ],
-)
-def test_an_incomplete_shared_run_is_refused(tmp_path: Path, ranks: list[int], reasons: list[str]) -> None:
-    run = planned(*(of_rank(tmp_path, rank) for rank in ranks))
-    assert len(run.refusals) == len(reasons)
-    assert all(reason in refusal for reason, refusal in zip(reasons, run.refusals, strict=True))
+PARTS: dict[str, tuple[Callable[[Path], list[StoredRun]], list[str]]] = {
+    "only a secondary": (
+        lambda top: [of_rank(top, 1)],
+        ["The primary's file is missing", "Of its 2 ranks, rank 0 is missing"],
+    ),
+    "only the primary": (lambda top: [of_rank(top, 0)], ["Of its 2 ranks, rank 1 is missing"]),
+    "all": (lambda top: [of_rank(top, 0), of_rank(top, 1)], []),
+    "one of an unknown number, in worker scope": (lambda top: [of_rank(top, 0, rank_scope="worker")], []),
+    "one for each node, which records its hardware": (lambda top: [of_rank(top, 0, run_mode="auto")], []),
+    "two primaries": (
+        lambda top: [of_rank(top, 0), of_rank(top, 1, primary=True)],
+        ["It has several primaries: 'rank-0', 'rank-1'."],
+    ),
+    "one without its sidecar": (
+        lambda top: [of_rank(top, 0), of_rank(top, 1, sidecar=None)],
+        ["rank-1/offline-run-1-exp has no dist-wandb.json", "Of its 2 ranks, rank 1 is missing"],
+    ),
+    "copies": (
+        lambda top: [stored(top / "a"), stored(top / "b")],
+        ["are copies of one file: their rows would be uploaded 2 times"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "reasons"), PARTS.values(), ids=PARTS.keys())
+def test_a_run_is_refused_if_it_is_incomplete_or_ambiguous(
+    tmp_path: Path, parts: Callable[[Path], list[StoredRun]], reasons: list[str]
+) -> None:
+    refusals = planned(*parts(tmp_path)).refusals
+    assert len(refusals) == len(reasons)
+    assert all(reason in refusal for reason, refusal in zip(reasons, refusals, strict=True)), refusals
 
 
 def test_a_rewind_of_a_shared_run_is_refused(tmp_path: Path) -> None:
@@ -89,27 +109,6 @@ def test_a_rewind_of_a_shared_run_is_refused(tmp_path: Path) -> None:
     assert planned(stored(tmp_path, branches=True)).refusals == ()  # a plain run's is sent
     log_of_attempt(files[2], rows(5), CONFIRMED, *ENDED)
     assert planned(*files).refusals == ()  # it was written online, or is uploaded
-
-
-@pytest.mark.parametrize("job", [{"rank_scope": "worker"}, {"run_mode": "auto"}])
-def test_ranks_are_not_missing_if_their_number_is_unknown(tmp_path: Path, job: Any) -> None:
-    """In worker scope, and with ``system_metrics="all-nodes"``, where one rank per node has a file."""
-    assert planned(of_rank(tmp_path, 0, world_size=8, **job)).refusals == ()
-
-
-def test_several_primaries_are_refused(tmp_path: Path) -> None:
-    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, primary=True))
-    assert run.refusals == ("It has several primaries: 'rank-0', 'rank-1'.",)
-
-
-def test_a_rank_without_its_sidecar_is_refused(tmp_path: Path) -> None:
-    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, sidecar=None))
-    assert any("rank-1/offline-run-1-exp has no dist-wandb.json" in reason for reason in run.refusals)
-
-
-def test_copies_are_refused(tmp_path: Path) -> None:
-    (reason,) = planned(stored(tmp_path / "a"), stored(tmp_path / "b")).refusals
-    assert "are copies of one file: their rows would be uploaded 2 times" in reason
 
 
 @pytest.mark.parametrize(
