@@ -187,6 +187,8 @@ def test_statistics_of_parts_are_those_of_all_values() -> None:
     assert found.trend[0] != -2.0
     assert set(found.trend[-140:]) == {-2.0}
     assert len(found.trend) <= 260
+    counted = joined([history_of([3.0, 1.0, 3.0], counted=True), history_of([1.0] * 4, counted=True)])
+    assert counted.counts == ((1.0, 5), (3.0, 2))
 
 
 def test_names_of_ranks_follow_the_plain_name() -> None:
