@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -67,9 +67,10 @@ def vector_of(
     return placed
 
 
-def find_runs(directory: Path | str, report: Callable[[ReadError], None] = lambda _: None) -> list[Path]:
+def find_runs(directory: Path | str) -> list[Path]:
     """Return the files of the runs below a directory."""
-    return list(find_files(Path(directory), report))
+    found, _ = find_files(Path(directory))
+    return list(found)
 
 
 def read_run(path: Path, metrics: Iterable[str] | None = ("*",)) -> StoredRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -21,8 +21,8 @@ def files_below(directories: Sequence[Path]) -> tuple[dict[Path, Directory], lis
     files: dict[tuple[int, int, str], tuple[Path, Directory]] = {}  # by directory and name
     unseen: list[tuple[Path, ReadError]] = []
     for directory in directories:
-        errors: list[ReadError] = []
-        for path, within in find_files(directory, errors.append).items():
+        found, errors = find_files(directory)
+        for path, within in found.items():
             files[within.device, within.inode, path.name] = path, within
         unseen += [(directory, error) for error in errors]
     if not files and not unseen:
@@ -34,18 +34,18 @@ def files_below(directories: Sequence[Path]) -> tuple[dict[Path, Directory], lis
     return dict(files.values()), unseen
 
 
-def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Directory]:
+def find_files(top: Path) -> tuple[dict[Path, Directory], list[ReadError]]:
     """Find the files of W&B runs below a directory, or in a run's own one; a single file stands for itself.
 
     These are the ``run-ID.wandb`` files within ``run-*`` and ``offline-run-*`` directories, in natural order of their
     paths (``rank-2`` before ``rank-10``). Directories, pipes and the like with such a name are included; symbolic links
-    (W&B's ``latest-run``) are not followed. `report` is called for each directory that was not searched, because it is
-    unreadable, too deep, or follows ten million entries. Returns the files with their directories, from which all of a
-    run is to be read. Raises `ReadError` if `top` cannot be entered.
+    (W&B's ``latest-run``) are not followed. Returns the files with their directories, from which all of a run is to be
+    read, and an error for each directory that was not searched, because it is unreadable, too deep, or follows ten
+    million entries. Raises `ReadError` if `top` cannot be entered.
     """
     if top.suffix == ".wandb" and top.is_file():
         path = top.resolve() if top.is_symlink() else top  # a link given by the user stands for its target
-        return {path: Directory.at(path.parent)}
+        return {path: Directory.at(path.parent)}, []
     try:
         start = os.open(top, FOLDER & ~os.O_NOFOLLOW)
     except OSError as error:
@@ -53,21 +53,22 @@ def find_files(top: Path, report: Callable[[ReadError], None]) -> dict[Path, Dir
             f"Cannot look for runs in {str(top)!r}: {error.strerror}. Give an existing directory."
         ) from None
     try:
-        found = _found_in(top, start, report)
+        found, errors = _found_in(top, start)
     finally:
         os.close(start)
-    return {path: found[path] for path in sorted(found, key=path_order)}
+    return {path: found[path] for path in sorted(found, key=path_order)}, errors
 
 
-def _found_in(top: Path, start: int, report: Callable[[ReadError], None]) -> dict[Path, Directory]:
+def _found_in(top: Path, start: int) -> tuple[dict[Path, Directory], list[ReadError]]:
     found: dict[Path, Directory] = {}
+    errors: list[ReadError] = []
     left = _MOST_ENTRIES
 
     def search(folder: Path, name: str, parent: int, depth: int) -> None:
         """Search a folder, which is opened by its parent's descriptor, so that no link is followed."""
         nonlocal left
         if depth > _DEEPEST:
-            report(ReadError(f"{folder}: is more than {_DEEPEST} levels below {top}."))
+            errors.append(ReadError(f"{folder}: is more than {_DEEPEST} levels below {top}."))
             return
         try:
             handle = os.open(name, FOLDER, dir_fd=parent)
@@ -86,12 +87,12 @@ def _found_in(top: Path, start: int, report: Callable[[ReadError], None]) -> dic
             finally:
                 os.close(handle)
         except OSError as error:
-            report(ReadError(f"{folder}: cannot be searched: {error.strerror or error}."))
+            errors.append(ReadError(f"{folder}: cannot be searched: {error.strerror or error}."))
 
     search(top, ".", start, 0)
     if left < 0:
-        report(ReadError(f"{top}: only {_MOST_ENTRIES} entries are searched. Give a narrower directory."))
-    return found
+        errors.append(ReadError(f"{top}: only {_MOST_ENTRIES} entries are searched. Give a narrower directory."))
+    return found, errors
 
 
 def natural_order(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from stored import find_runs
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import finding
-from dist_wandb.wandb_files.finding import natural_order
+from dist_wandb.wandb_files.finding import find_files, natural_order
 
 
 def touch(path: Path) -> Path:
@@ -74,13 +74,13 @@ def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
 def test_the_search_of_an_endless_tree_ends(tmp_path: Path, limit: Limit) -> None:
     run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
     touch(tmp_path / "/".join("d" * 70) / "offline-run-1-b/run-b.wandb")
-    reported: list[ReadError] = []
-    assert find_runs(tmp_path, report=reported.append) == [run]
-    assert [str(error).rpartition(":")[2] for error in reported] == [f" is more than 64 levels below {tmp_path}."]
+    found, (error,) = find_files(tmp_path)
+    assert list(found) == [run]
+    assert str(error).endswith(f": is more than 64 levels below {tmp_path}.")
     limit(finding, _MOST_ENTRIES=10)
-    reported.clear()
-    assert find_runs(tmp_path, report=reported.append) == [run]
-    assert "only 10 entries are searched" in str(reported[0])
+    found, (error,) = find_files(tmp_path)
+    assert list(found) == [run]
+    assert "only 10 entries are searched" in str(error)
 
 
 def test_a_name_is_sorted_by_its_first_characters() -> None:
