@@ -303,8 +303,9 @@ class Opener:
         is_owned = adopted is None and run is not before
         if is_owned and step_metric is not None:
             define_step_metric(run, step_metric)
-        first_row = 0 if step_metric is None else self._first_row(run, step_metric)
-        if step_metric is not None:
+        first_row = 0
+        if step_metric == STEP_METRIC or (step_metric is not None and wandb_private.is_wandbs(run)):
+            first_row = self._first_row(run, step_metric)
             wandb_private.set_starting_step(run, first_row)
         config_sync.reach_by(link.find_store, partial(link.moving.wait, link.is_over))
         if self._topology.is_unconnected:

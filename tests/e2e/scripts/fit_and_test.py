@@ -28,7 +28,7 @@ class Model(Layer):
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.log("loss", 10.0 * self.global_rank + batch_idx)
         if self.uses_wandb:
-            assert (wandb.run is None) is (self.global_rank > 0)
+            assert bool(wandb.run) is (self.global_rank == 0)  # elsewhere a stand-in
             wandb.log({"by_wandb": float(self.global_rank)})
         return super().training_step(batch, batch_idx)
 

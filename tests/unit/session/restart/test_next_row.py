@@ -123,7 +123,8 @@ def test_all_writers_of_a_shared_run_start_at_the_primarys_row_of_a_frameworks_a
     def open_rank(rank: int) -> Session:
         return open_session(options, {"id": "exp", "resume": "allow"}, topology=ranks(2)[rank], **given)
 
-    with mock.patch.object(wandb_private, "set_starting_step") as set_starting_step:
+    kind = mock.patch.object(wandb_private, "is_wandbs", return_value=True)
+    with kind, mock.patch.object(wandb_private, "set_starting_step") as set_starting_step:
         on_ranks(2, open_rank)
     assert [step for (_, step), _ in set_starting_step.call_args_list] == [50, 50]
 
