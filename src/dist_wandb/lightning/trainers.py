@@ -134,13 +134,8 @@ def epoch_reductions(module: nn.Module | None, names: Container[str]) -> dict[st
     with suppress(*_NOT_AS_EXPECTED):
         results: Any = cast("Any", module).trainer._results
         for metric in results.values():
-            meta = metric.meta
-            kinds: dict[Reduction, bool] = {
-                "sum": meta.is_sum_reduction,
-                "max": meta.is_max_reduction,
-                "min": meta.is_min_reduction,
-            }
-            for kind in [kind for kind, is_it in kinds.items() if is_it and metric.is_tensor and not meta.sync.should]:
+            kind = metric.meta.reduce_fx.__name__  # of torch or Python: Lightning accepts no other ones
+            if kind != "mean" and metric.is_tensor and not metric.meta.sync.should:
                 forms = {results._forked_name(metric, on_step=on_step)[1] for on_step in (True, False)}
                 found.update({name: kind for name in forms if name in names})
     return found
