@@ -166,7 +166,8 @@ def test_the_users_x_axes_are_respected_and_none_is_invented(played: Played) -> 
 
 
 def test_job_prints_one_line_for_each_run_and_no_warning(played: Played) -> None:
-    assert len(played.finished.lines("dist_wandb: run_mode=")) == 9
+    # Counted in the text, because another rank may have written the first half of a line at that moment.
+    assert played.finished.output.count("dist_wandb: run_mode=") == 9
     others = [line for line in played.finished.lines("dist_wandb: ") if "run_mode=" not in line]
     # Observed once, with wandb 0.31 on a busy machine: its core ends a short run before a file of it is uploaded.
     others = [line for line in others if "(files: called UploadNow() after Finish())" not in line]

@@ -147,7 +147,8 @@ def print_line(line: str) -> None:
     """Print a line as wandb does: visible without configured logging, unless the user has silenced wandb."""
     if not wandb_private.is_silent():
         with suppress(OSError, ValueError):  # nobody reads it any more
-            print(line, file=sys.stderr, flush=True)  # noqa: T201
+            # One write, also with ``python -u`` (torchrun): else the lines of two ranks run into each other.
+            print(f"{line}\n", end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def announcement(
