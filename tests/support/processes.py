@@ -18,6 +18,7 @@ from pathlib import Path
 import warm
 
 _SUPPORT = Path(__file__).parent
+_SOURCE = _SUPPORT.parents[1] / "src"
 _MARK = "DIST_WANDB_TEST_JOB"
 _FOREIGN = ("WANDB_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "ACCELERATE_", "DIST_WANDB_", "PET_")
 _RANKS = (
@@ -47,8 +48,9 @@ class Finished:
 def clean_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment without variables that set ranks or configure wandb; offline, and quiet.
 
-    Scripts find the modules of this directory, and what this process finds by its own `PYTHONPATH`. Only cold starts
-    save the list of installed packages, for which wandb parses more than a hundred files for each run.
+    Scripts find the modules of this directory, the package of this checkout, even if another one is installed, and what
+    this process finds by its own `PYTHONPATH`. Only cold starts save the list of installed packages, for which wandb
+    parses more than a hundred files for each run.
     """
     excluded = (*_RANKS, "PYTHONDONTWRITEBYTECODE")  # our modules would be compiled in every process
     kept = {name: value for name, value in os.environ.items() if not (name.startswith(_FOREIGN) or name in excluded)}
@@ -61,7 +63,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_SUPPORT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_SUPPORT), str(_SOURCE), os.environ.get("PYTHONPATH")])),
         **extra,
     }
 
