@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
 from dist_wandb.errors import RendezvousError
-from dist_wandb.job.job_store import LONGEST_PAUSE
-from dist_wandb.job.timed_caller import poll
 from dist_wandb.notices import Notices, users_line
 from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
@@ -228,7 +226,7 @@ def join_init(options: Options, topology: Topology, integration: str) -> Session
         return None
     limit, found = options.limits.join_timeout, None
     with suppress(RendezvousError):
-        found = poll(lambda: next_job((integration, INIT), topology, limit), min(_MOMENT, limit), LONGEST_PAUSE)
+        found = next_job((integration, INIT), topology, limit, min(_MOMENT, limit))
     return None if found is None or found.integration == integration else opened_as(found, options, topology)
 
 

@@ -154,8 +154,8 @@ def next_job(
 
     Returns `None` if the coordinator has opened none of the sessions `within` seconds, or there is no store. Sessions
     that the coordinator has already finished are skipped, as this rank had no part in them, unless it `has_rows` for a
-    run of its own: a rank that is behind (with the first integration) does not wait. Raises `RendezvousError` if the
-    store does not answer for `timeout` seconds, or holds another message.
+    run of its own: with rows, a rank that is behind (with the first integration) does not wait. Raises
+    `RendezvousError` if the store does not answer for `timeout` seconds, or holds another message.
     """
     stores = {name: _next_store(name, topology, timeout, has_rows=has_rows) for name in integrations}
 
@@ -166,8 +166,8 @@ def next_job(
                 return NextJob(name, number, _checked(message, topology))
         return None
 
-    is_behind = integrations[0] in _behind or any(store is None for _, store in stores.values())
-    return poll(published, 0.0 if is_behind else within, LONGEST_PAUSE)
+    is_in_vain = (has_rows and integrations[0] in _behind) or any(store is None for _, store in stores.values())
+    return poll(published, 0.0 if is_in_vain else within, LONGEST_PAUSE)
 
 
 def _next_store(integration: str, topology: Topology, timeout: float, *, has_rows: bool) -> tuple[int, JobStore | None]:

@@ -131,8 +131,7 @@ def _without_others(options: Options, topology: Topology, integration: str) -> O
 
 def identify() -> Topology:
     """Detect rank and layout; warn if a launcher contradicts them. A process started by a rank is a job of its own."""
-    known, holder = inherited_rank.known()
-    topology = known or Topology.single()
+    topology, holder = inherited_rank.detect()
     if holder is not None:
         print_line(
             f"dist_wandb: process {os.getpid()} was started by process {holder}, which holds the rank whose variables "

@@ -26,6 +26,7 @@ from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
+from dist_wandb.session import api
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
 from dist_wandb.session.job_link import MOVED
@@ -62,6 +63,13 @@ def test_options_of_any_mappings_and_sequences_are_published(job: Job, mapping: 
     assert published is not None
     assert Options(**published.job["options"]) == sessions[0].options
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
+
+
+def test_an_integration_without_a_store_does_not_wait_for_rank_0(limit: Limit) -> None:
+    limit(api, _MOMENT=60.0)
+    begin = time.monotonic()
+    assert api.join_init(Options(), TWO[1], "test") is None
+    assert time.monotonic() - begin < 30
 
 
 def test_arguments_of_rank_0_apply_to_ranks_without_their_own(job: Job, fake_wandb: FakeWandb) -> None:
