@@ -25,7 +25,6 @@ _MOST_HEAT_MAPS, _MOST_HEAT_CELLS = 24, 200_000  # of one run
 _TIME = re.compile(
     r"(?:^|[/_.\- ])(?:time|times|timing|seconds?|secs?|ms|latency|duration)(?:[/_.\- ]|$)", re.IGNORECASE
 )
-_NAME_OF_RANK = re.compile(r"rank \d{1,7}")  # other writers have the label of their sidecar
 _FIRST = (RANK, "time/step", "time/data", "time/forward", "time/optimizer")
 
 
@@ -206,7 +205,7 @@ def _blame(name: str, drawn: _MetricCurves) -> Blame:
     """Collect which rank has the largest of the ranks' own values in each part of the x axis."""
     blame = Blame(name, drawn.axis)
     heat = _heat_map(name, drawn) if _TIME.search(name) else None
-    if heat is None or not all(map(_NAME_OF_RANK.fullmatch, heat.ranks)):
+    if heat is None or not all(re.fullmatch(r"rank \d+", rank) for rank in heat.ranks):
         return blame
     for begin, column in zip(heat.edges, zip(*heat.cells, strict=True), strict=False):
         values = [value for value in column if value is not None]
