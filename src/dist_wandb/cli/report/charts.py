@@ -205,7 +205,7 @@ def _blame(name: str, drawn: _MetricCurves) -> Blame:
     """Collect which rank has the largest of the ranks' own values in each part of the x axis."""
     blame = Blame(name, drawn.axis)
     heat = _heat_map(name, drawn) if _TIME.search(name) else None
-    if heat is None or not all(rank.startswith("rank ") for rank in heat.ranks):
+    if heat is None or not all(re.fullmatch(r"rank \d+", rank) for rank in heat.ranks):
         return blame
     for begin, column in zip(heat.edges, zip(*heat.cells, strict=True), strict=False):
         values = [value for value in column if value is not None]

@@ -123,6 +123,18 @@ def test_ranks_in_names_are_lines_of_ranks(tmp_path: Path) -> None:
     assert (loss.line.x, loss.line.y) == ([0, 1, 2, 3], [2, 2, 2, 2])
 
 
+def test_a_label_that_only_begins_like_the_name_of_a_rank_is_a_line_and_no_rank(tmp_path: Path) -> None:
+    for rank, label in enumerate(("rank x", "rank ")):
+        items = [history({"time/step": 1.0 + rank, "global_step": step}) for step in range(10)]
+        records = [header(), run(), definition(), *items, end()]
+        directory = write_run(tmp_path, records=records, stamp=f"20260101_00000{rank}")
+        role = {"run_mode": "auto", "label": label, "primary": False, "global_rank": rank, "world_size": 2}
+        (directory / "dist-wandb.json").write_text(json.dumps(sidecar_record(**role)))
+    found = one_run(tmp_path)
+    assert set(charts(found)["time/step"].ranks) == {"rank x", "rank "}
+    assert found.slowest == []
+
+
 def test_a_resumed_run_is_one(tmp_path: Path) -> None:
     for start in range(2):
         items = [history({"loss": step, "global_step": step}) for step in range(3 * start, 3 * start + 3)]
