@@ -166,7 +166,6 @@ class OwnRun:
             self._restore += [*wandb_private.log_tables_unasked(run), wandb_private.let_imports_pass(run)]
             if isinstance(run, NullRun):
                 run.show_step(lambda: intake.step)
-                self._restore.append(interception.serve(run, is_current=self._opening.is_current))
 
         self._intercept = intercept
         intercept(self.run)
