@@ -205,7 +205,7 @@ def can_hold(value: object) -> bool:
     import wandb
 
     kind = _kind_of_config()
-    if kind is None or isinstance(value, wandb.Artifact):
+    if kind is None or value is None or isinstance(value, (str, float, wandb.Artifact)):
         return True
     probe = kind()
     try:

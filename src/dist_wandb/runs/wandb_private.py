@@ -207,10 +207,10 @@ def unpickled_run(data: bytes) -> Run | None:
     return run
 
 
-def is_locked(config: Any, name: str) -> bool | None:
-    """Return whether a run's config ignores what a script writes under a name: a sweep's value; `None` if unknown."""
+def is_locked(config: Any, name: str) -> bool:
+    """Return whether a run's config ignores what a script writes under a name: a sweep's value."""
     check = getattr(type(config), "_check_locked", None)  # a mock of a run has none
-    return None if check is None else bool(check(config, name, ignore_locked=True))
+    return check is not None and bool(check(config, name, ignore_locked=True))
 
 
 def is_finished(run: AnyRun) -> bool:

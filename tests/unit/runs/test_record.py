@@ -140,6 +140,17 @@ def test_two_runs_of_a_process_replace_wandbs_process_once(stand: Stand, monkeyp
     assert stand.run.rows == other.run.rows == [{"loss": 1.0}]
 
 
+def test_a_process_that_is_lost_at_a_definition_is_replaced(fake_wandb: FakeWandb) -> None:
+    """A name that matches a pattern of the user is defined before it is logged first."""
+    session = dist_wandb.init("digits")
+    session.define_metric("val/*", step_metric="epoch")
+    fake_wandb.runs[0].log = fake_wandb.runs[0].define_metric = dead  # type: ignore[method-assign]
+    session.log({"val/loss": 1.0, "epoch": 2}, step=1)
+    assert session.flush()
+    assert fake_wandb.runs[1].rows == [{"val/loss": 1.0, "epoch": 2, "global_step": 1}]
+    session.finish()
+
+
 def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init("digits", config={"lr": 0.1})
     session.config.update({"epochs": 3})

@@ -14,11 +14,10 @@ and `finish` find them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb import errors
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
@@ -50,9 +49,7 @@ class Publisher:
         self._run, self._keys = run, keys
         config = getattr(run, "config", None)  # a mock of a run may have none
         values = given_values(config) if getattr(run, "sweep_id", None) else {}
-        locked = {name: wandb_private.is_locked(config, name) for name in values}
-        is_known = None not in locked.values()
-        self._imposed = [*filter(locked.get, locked)] if is_known else self._comparison.changed_names(values)
+        self._imposed = [name for name in values if wandb_private.is_locked(config, name)]
         self.is_due = True
         self._published: PublishedRun | None = None
 
@@ -158,19 +155,18 @@ class OwnConfig:
         config = init_arguments.get("config")
         values = given_values(config)
         chosen = run_metadata.chosen_config(init_arguments)
-        refused = [name for name, value in chosen.items() if not run_metadata.can_hold(value)]
+        writable = {**values, **self._holdable(chosen)}
         is_wandbs_kind = not isinstance(config, Mapping) or isinstance(config, dict)
         given = config if isinstance(config, dict) else getattr(config, "__dict__", {})
-        is_exact = all(isinstance(name, str) and values.get(name, value) is value for name, value in given.items())
-        if not refused and is_wandbs_kind and is_exact and values.keys() <= given.keys():
+        is_exact = all(isinstance(name, str) and writable.get(name, value) is value for name, value in given.items())
+        if is_wandbs_kind and is_exact and values.keys() <= given.keys():
             return init_arguments
-        self._warn_of_refused(refused)
-        writable = {name: shown(value) if name in refused else value for name, value in values.items()}
         return {**init_arguments, "config": writable}
 
-    def _warn_of_refused(self, names: Iterable[str]) -> None:
-        """Warn once in the job that values of these names are written as text."""
-        new = [name for name in names if name not in self._refused]
+    def _holdable(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values with text in place of those that W&B cannot hold; warn once in the job of these names."""
+        refused = [name for name, value in values.items() if not run_metadata.can_hold(value)]
+        new = [name for name in refused if name not in self._refused]
         self._refused.update(new)
         listing = listed([repr(name) for name in new])
         if new and self._connection.is_first(f"{REFUSED}/{listing}"):
@@ -179,6 +175,7 @@ class OwnConfig:
                 f"written: {listing}. Pass text, numbers, lists and dicts.",
                 users_line() or self._comparison.opened_at,
             )
+        return {**values, **{name: shown(values[name]) for name in refused}}
 
     def before_read(self, name: str | None = None) -> None:
         """Refresh the config if another rank may have set it; at once if it lacks `name`."""
@@ -189,13 +186,21 @@ class OwnConfig:
         """Write the user's values by `write(values, allow)`; those that came from the primary may be changed."""
         if self._follower.key is not None:
             self.refresh(at_once=True)  # published values that are older
-        values = self._follower.allowed(given)
+        values = self._holdable(self._follower.allowed(given))
         free = {name: value for name, value in values.items() if name in self._followed}
         rest = {name: value for name, value in values.items() if name not in free}
-        if free:
-            self._write_part(config, free, lambda part: write(part, True))
-        if rest or not (free or given_values(given)):
-            self._write_part(config, rest or given, lambda part: write(part, False))
+        try:
+            if free:
+                write(free, True)
+            if rest or not (free or given_values(given)):
+                write(rest or given, False)
+        except Exception as error:
+            if self.replace_run is None or not wandb_private.has_lost_service(self._run, error):
+                raise
+            if self._config is config:  # otherwise the run has already been replaced
+                self.replace_run(self._run, error)
+            if self._config is not None:
+                update_unnoticed(self._config, values)
         self._follower.set_own(values)
         self._followed.difference_update(values)
         self.after_change()
@@ -203,31 +208,6 @@ class OwnConfig:
     def after_change(self) -> None:
         self.publisher.is_due = True
         self.refresh(at_once=True)
-
-    def _write_part(self, config: Any, values: Any, write: Callable[[Any], None]) -> None:
-        if not self._is_written(config, values, write):
-            several = len(values) > 1
-            refused = [
-                name for name in values if not (several and self._is_written(config, {name: values[name]}, write))
-            ]
-            update_unnoticed(config, {name: shown(values[name]) for name in refused})
-            self._warn_of_refused(refused)
-
-    def _is_written(self, config: Any, values: Any, write: Callable[[Any], None]) -> bool:
-        """Write values; return whether wandb can hold all of them. Raise if wandb refuses them for another reason."""
-        try:
-            write(values)
-        except Exception as error:
-            is_lost = wandb_private.has_lost_service(self._run, error)
-            if not is_lost and not isinstance(error, errors.Error) and isinstance(values, dict):
-                return False
-            if not is_lost or self.replace_run is None:
-                raise
-            if self._config is config:  # otherwise the run has already been replaced
-                self.replace_run(self._run, error)
-            if self._config is not None:
-                update_unnoticed(self._config, given_values(values))
-        return True
 
 
 def update_unnoticed(config: Any, values: Mapping[str, Any]) -> None:
