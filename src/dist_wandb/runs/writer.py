@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
@@ -46,6 +45,7 @@ STEP_METRIC = "global_step"
 _OURS = {"step_metric": STEP_METRIC, "step_sync": False}  # the definition of a name on our axis
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
+_TIME = "_timestamp"  # W&B's name of the time of a row
 _REFUSED = "that W&B refused"  # a cause of `RunWriter.lost`
 _WRITABLE = frozenset({float, int, bool, str, type(None)})
 _LONGEST = 1000  # characters of a repr
@@ -149,25 +149,19 @@ class RunWriter:
 
     def _end(self, row: _OpenRow) -> None:
         self._open = None
-        self._write(row.values, {"_timestamp": row.time})
+        self._write({**row.values, _TIME: row.time})
 
-    def _write(
-        self,
-        row: Mapping[str, Any],
-        others: Mapping[str, float] = MappingProxyType({}),
-        **arguments: Any,
-    ) -> None:
-        """Log a row and, unless nothing is left of it, `others`."""
+    def _write(self, row: Mapping[str, Any], **arguments: Any) -> None:
+        """Log a row, unless nothing is left of it."""
         if not self._run:
             return
         with made_of_merged(row, self._warn) as made:
-            if made is not row and not made.keys() - {self.step_metric}:
+            if made is not row and not made.keys() - {self.step_metric, _TIME}:
                 return
-            whole = {**made, **others}
             try:
-                self._run.log(whole, **arguments)
+                self._run.log(dict(made), **arguments)
             except Exception as error:  # noqa: BLE001  # raised again, unless a value is the cause
-                self._rescue.write(self._run.log, whole, error, self.step_metric, **arguments)
+                self._rescue.write(self._run.log, made, error, self.step_metric, **arguments)
 
     def _warn(self, name: str, error: Exception) -> None:
         self.lost[_REFUSED] += 1
@@ -183,7 +177,7 @@ class _Rescue:
         self._warned: set[str] = set()
 
     def write(
-        self, log: Callable[..., None], row: dict[str, Any], error: Exception, axis: str | None, **kwargs: Any
+        self, log: Callable[..., None], row: Mapping[str, Any], error: Exception, axis: str | None, **kwargs: Any
     ) -> None:
         """Write a row value by value after `log(row, **kwargs)` has raised `error`; raise it if no value is the cause.
 
@@ -291,7 +285,7 @@ class Axes:
     def _settled_by(self, name: str) -> dict[str, Any] | None:
         pattern = self._pattern(name)
         is_left_to_wandb = pattern == "*" and name not in self._seen  # it replaces our pattern
-        if pattern is None or is_left_to_wandb or name in (STEP_METRIC, "_timestamp", *self._steps()):
+        if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME, *self._steps()):
             return None
         given, of_all = self._patterns[pattern], self._patterns.get("*", {})
         if given.get("step_metric") is None and of_all.get("step_metric") is None:
