@@ -102,10 +102,12 @@ def test_wandb_logs_artifacts_of_tables_through_two_methods() -> None:
 def test_wandbs_config_can_be_checked_for_values_it_accepts() -> None:
     assert can_hold(Path("a"))
     assert not can_hold(object())
+    assert can_hold("wandb-artifact://team/data:v0"), "W&B replaces it by the artifact"
+    assert can_hold({"_type": "artifactVersion", "id": "a", "version": "v0", "sequenceName": "data", "usedAs": "x"})
 
 
 def test_wandbs_config_tells_which_values_are_a_sweeps(fake_wandb: FakeWandb) -> None:
-    """Uses a guarded private name. Without it, values that differ from the given ones count as a sweep's."""
+    """Uses a guarded private name. Without it, none counts as a sweep's."""
     run: Any = fake_wandb.init(config={"lr": 0.1, "batch": 8})
     run.config.update_locked({"lr": 0.5}, user="sweep", _allow_val_change=True)
     assert [is_locked(run.config, name) for name in ("lr", "batch")] == [True, False]
