@@ -8,6 +8,7 @@ main process only, the other ranks join its session later (`start`).
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -249,7 +250,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
         stand_in = NullRun()
         stand_in.show_config(ConfigView(ConfigOnceStarted(self.late_join)))
-        interception.intercept_methods(stand_in, {"log": log_later})
+        for owner in (stand_in, sys.modules.get("wandb")):
+            if hasattr(owner, "log"):
+                interception.intercept(owner, "log", log_later)
         return stand_in
 
     @property

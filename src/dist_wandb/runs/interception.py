@@ -1,10 +1,10 @@
 """Interception of methods of one object, a run or a module, by a session's handlers; its class is unchanged.
 
 While a session is open, `run.log` and `wandb.log`, also in libraries, pass through it, and `run.finish` ends it.
-Together with `log` of a run, ``wandb.log`` is intercepted if ``wandb.run`` is that run; on a rank without a run, `log`
-of the stand-in and ``wandb.log``. `Record` calls the original. If several sessions share a run, the last one is called.
-Only while a run is opened on another thread than the training's, its class passes on what is logged (`new_runs_log`).
-`AsRun` lets a session stand for its run.
+Together with `log` of a run, ``wandb.log`` is intercepted if ``wandb.run`` is that run; on a rank without a run,
+wandb's functions are those of the stand-in. `Record` calls the original. If several sessions share a run, the last one
+is called. Only while a run is opened on another thread than the training's, its class passes on what is logged
+(`new_runs_log`). `AsRun` lets a session stand for its run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 _FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "timed", "topology", "url")
 _MODULE_FUNCTIONS = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`
 
-# Those that a rank without a run passes to its stand-in, besides `init` and `finish`.
+# Those that a rank without a run passes to its stand-in, besides `init`.
 _SERVED = (
-    *("alert", "define_metric", "link_model", "log", "log_artifact", "log_model", "mark_preempting", "save", "unwatch"),
-    *("use_artifact", "use_model", "watch"),
+    *("alert", "define_metric", "finish", "link_model", "log", "log_artifact", "log_model", "mark_preempting", "save"),
+    *("unwatch", "use_artifact", "use_model", "watch"),
 )
 
 Handler: TypeAlias = Callable[..., Any]
@@ -132,17 +132,39 @@ def _found(owner: object, name: str) -> Interception | None:
 def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_current: bool = True) -> Callable[[], None]:
     """Call a session's handlers, by method name, when methods of its run are called directly; return what removes them.
 
-    Only the methods of this object are replaced, not those of its class. ``wandb.log`` and ``wandb.define_metric`` are
-    replaced as well if ``wandb.run`` is this run; if this process has no run, ``wandb.log`` too for the run that
-    `is_current`. They are restored unless wandb has replaced them meanwhile.
+    Only the methods of this object are replaced, not those of its class. If ``wandb.run`` is this run, ``wandb.log``
+    and ``wandb.define_metric`` are replaced as well, unless wandb replaces them meanwhile. If this process has no run,
+    ``wandb.log`` is that of the run that `is_current`, such as an attached one; all names of wandb use a stand-in.
     """
-    removals = [remove for name, handler in handlers.items() for remove in _replaced(run, name, handler, is_current)]
+    module, running, is_stand_in = sys.modules.get("wandb"), running_run(), isinstance(run, NullRun)
+    is_used, removals = is_current and running is None, []
+    for name, handler in handlers.items():
+        is_own = is_stand_in or name == "finish" or callable(getattr(type(run), name, None))
+        if not (is_own and hasattr(run, "__dict__") and hasattr(run, name)):  # a mock of a run, which a test inspects
+            continue
+        removals.append(intercept(run, name, handler))
+        interception = _found(run, name)
+        if name not in _MODULE_FUNCTIONS or not hasattr(module, name):
+            continue
+        if running is run and interception is not None:
+            vars(module)[name] = interception.method
+            removals.append(functools.partial(_restore, module, name, interception))
+        elif is_used and not is_stand_in and name == "log":
+            removals.append(intercept(module, name, handler))
+    if is_used and isinstance(run, NullRun):
+        removals.append(_serve(run))
 
     def remove_all() -> None:
         for remove in removals:
             remove()
 
     return remove_all
+
+
+def _restore(module: object, name: str, interception: Interception) -> None:
+    """Restore a function of wandb, unless wandb has replaced it or other sessions still intercept it."""
+    if not interception.handlers and vars(module).get(name) is interception.method:
+        vars(module)[name] = interception.original
 
 
 def logs_first(log: Callable[..., None]) -> Handler:
@@ -177,20 +199,18 @@ def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
         Run.log = original  # type: ignore[method-assign]
 
 
-def serve(run: NullRun, *, is_current: bool) -> Callable[[], None]:
+def _serve(run: NullRun) -> Callable[[], None]:
     """Let wandb's functions, ``wandb.run``, ``config`` and ``summary`` use the stand-in, in a process that has no run.
 
     Without it they raise an error, so that a script or library that imports wandb itself would need a guard, and
     ``wandb.init`` opens a second run. If wandb is not imported yet, this happens when it is (`_Finder`). The returned
     function undoes it, unless wandb has set the names anew meanwhile.
     """
-    if not is_current or running_run() is not None:
-        return lambda: None
     undo: list[Callable[[], None]] = []
     if "wandb" in sys.modules:
-        undo.append(_serve(run))
+        undo.append(_use(run))
     else:
-        finder = _Finder(lambda: undo.append(_serve(run)))
+        finder = _Finder(lambda: undo.append(_use(run)))
         sys.meta_path.insert(0, finder)
         undo.append(finder.remove)
 
@@ -229,12 +249,27 @@ class _Finder(MetaPathFinder):
             self._then()
 
 
-def _serve(run: NullRun) -> Callable[[], None]:
+_values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions
+_turn = threading.Lock()
+
+
+def _use(run: NullRun) -> Callable[[], None]:
     module, process = sys.modules["wandb"], os.getpid()
-    handlers = {name: functools.partial(_pass_on, run, name) for name in _SERVED}
-    handlers["init"] = functools.partial(_opened, run, process)
-    handlers["finish"] = functools.partial(_finished, run, process)
-    removals = [intercept(module, name, handlers[name]) for name in handlers if hasattr(module, name)]
+
+    def is_current() -> bool:
+        """Return whether the stand-in is the current run: not beside the script's own one, nor in a fork."""
+        return running_run() is None and os.getpid() == process
+
+    def pass_on(name: str, original: Handler, *args: Any, **kwargs: Any) -> Any:
+        return (original if name == "finish" and not is_current() else getattr(run, name))(*args, **kwargs)
+
+    def init(original: Handler, *args: Any, **kwargs: Any) -> Any:
+        """Do what wandb's `init` does while a run is open."""
+        returns = kwargs.get("mode") != "disabled" and reinit(kwargs) in ("default", "return_previous")
+        return run if returns and is_current() else original(*args, **kwargs)
+
+    handlers: dict[str, Handler] = {"init": init, **{name: functools.partial(pass_on, name) for name in _SERVED}}
+    removals = [intercept(module, name, handler) for name, handler in handlers.items() if hasattr(module, name)]
     names = vars(module)
     with _turn:
         found: dict[str, Any] = {name: names[name] for name in ("config", "run", "summary") if name in names}
@@ -253,51 +288,6 @@ def _serve(run: NullRun) -> Callable[[], None]:
                 _values.clear()
 
     return restore
-
-
-def _finished(run: NullRun, process: int, finish: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return run.finish(*args, **kwargs) if _is_current(process) else finish(*args, **kwargs)
-
-
-def _opened(run: NullRun, process: int, init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Do what wandb's `init` does while a run is open, on a rank without it."""
-    returns = kwargs.get("mode") != "disabled" and reinit(kwargs) in ("default", "return_previous")
-    return run if returns and _is_current(process) else init(*args, **kwargs)
-
-
-def _is_current(process: int) -> bool:
-    """Return whether a stand-in is the current run: not beside the script's own one, nor in a fork of its process."""
-    return running_run() is None and os.getpid() == process
-
-
-_values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions
-_turn = threading.Lock()
-
-
-def _pass_on(run: NullRun, name: str, _original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return getattr(run, name)(*args, **kwargs)
-
-
-def _replaced(run: AnyRun, name: str, handler: Handler, is_current: bool) -> Iterator[Callable[[], None]]:
-    is_own = isinstance(run, NullRun) or name == "finish" or callable(getattr(type(run), name, None))
-    if not (is_own and hasattr(run, "__dict__") and hasattr(run, name)):  # a mock of a run, which a test inspects
-        return
-    yield intercept(run, name, handler)
-    module = sys.modules.get("wandb")
-    running = running_run()
-    if module is None or name not in _MODULE_FUNCTIONS or not hasattr(module, name):
-        return
-    if running is None and name == "log" and is_current:
-        yield intercept(module, name, handler)
-    elif running is run and (interception := _found(run, name)) is not None:
-        vars(module)[name] = interception.method
-        yield functools.partial(_restore, module, name, interception)
-
-
-def _restore(module: ModuleType, name: str, interception: Interception) -> None:
-    """Restore a function of wandb, unless wandb has replaced it or other sessions still intercept it."""
-    if not interception.handlers and vars(module).get(name) is interception.method:
-        vars(module)[name] = interception.original
 
 
 class AsRun(LikeRun):

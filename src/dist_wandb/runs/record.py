@@ -37,6 +37,7 @@ from dist_wandb.runs.wandb_private import with_media_directory, with_warnings_al
 if TYPE_CHECKING:
     from dist_wandb.job.model import Topology
     from dist_wandb.runs.null_run import AnyRun
+    from dist_wandb.runs.writer import Axes
     from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
@@ -54,12 +55,13 @@ class Record:
         rank: int,
         reopen: Callable[[str, Mapping[str, Any]], AnyRun],
         paths: Paths | None = None,  # of the names that are nested in the run
+        axes: Axes | None = None,  # `None`: the session defines no x axis for all names
     ) -> None:
         self.run = run
         self._paths: Paths = {} if paths is None else paths
+        self._axes = axes
         self._rank = rank
         self._reopen = reopen
-        self._service = _Service.current
         self._unsafe: deque[_LoggedRow] = deque(maxlen=_MOST_UNSAFE)
         self._parts: list[_LoggedRow] = []  # of the row that is not committed
         self._lock = threading.RLock()  # a signal handler may log in the middle of the replacement
@@ -79,6 +81,8 @@ class Record:
         logged = _LoggedRow(time.monotonic(), row, kwargs)
         run = self.run
         try:
+            for name, given in self._axes.due(row) if self._axes is not None else ():
+                original(run, "define_metric")(name, **given)
             with_media_directory(lambda: self._log(run, logged))
         except Exception as error:
             if not wandb_private.has_lost_service(run, error):
@@ -152,8 +156,7 @@ class Record:
             directory,
             directory.parent,
         )
-        if wandb_private.uses_current_service(lost):  # otherwise new runs use another process, which is alive
-            self._service = _Service.replace(self._service)
+        wandb_private.tear_down_service_of(lost)
         try:
             self.run = self._reopen(str(lost.id), dict(lost.config))
         except DistWandbError as second:
@@ -186,22 +189,6 @@ class _LoggedRow(NamedTuple):
     row: dict[str, Any]
     arguments: dict[str, Any]
     parts: tuple[_LoggedRow, ...] = ()
-
-
-class _Service:
-    """Counts the replacements of wandb's own process, which writes all runs of this process."""
-
-    current = 0
-    _lock = threading.Lock()
-
-    @classmethod
-    def replace(cls, seen: int) -> int:
-        """Tear down the lost process, unless another run has done so; a new run starts a new process."""
-        with cls._lock:
-            if seen == cls.current:
-                wandb_private.tear_down_service()
-                cls.current += 1
-            return cls.current
 
 
 def _is_number(value: Any) -> bool:

@@ -12,9 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from dist_wandb.errors import ConfigurationError, suggest
-from dist_wandb.runs.client_settings import client_settings, hidden_values
+from dist_wandb.runs.client_settings import (
+    client_settings,
+    hidden_values,
+    setting_in,
+    users_settings,
+    workspace_settings,
+)
 from dist_wandb.settings.config_values import plain
 from dist_wandb.settings.options import LIMIT_NAMES, OPTION_NAMES
+from dist_wandb.wandb_files.small_files import read_small
 
 if TYPE_CHECKING:
     from wandb import Settings
@@ -272,8 +279,10 @@ def naming(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
-    """Return the W&B mode of the arguments, the settings or `WANDB_MODE`; `None` for none, or an unknown one."""
-    return _WANDB_MODES.get(str(_asked(init_arguments, "mode")))
+    """Return the W&B mode that is asked for anywhere but in `wandb.setup`; `None` for none. Does not import wandb."""
+    sources = dict.fromkeys(workspace_settings(), read_small) | dict.fromkeys(users_settings(), Path.read_bytes)
+    in_files = (setting_in(path, "mode", read) for path, read in sources.items())
+    return _WANDB_MODES.get(str(_asked(init_arguments, "mode") or next(filter(None, in_files), None)))
 
 
 def mode(init_arguments: Mapping[str, Any]) -> Mode:

@@ -27,6 +27,7 @@ METADATA = frozenset(
     }
 )
 """Attributes of a run that its primary publishes for ranks without one."""
+_ARTIFACT = "artifactVersion"  # the type of a dict in a config that W&B replaces by an artifact
 _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode", "resume", "config")
 
 
@@ -205,7 +206,8 @@ def can_hold(value: object) -> bool:
     import wandb
 
     kind = _kind_of_config()
-    if kind is None or isinstance(value, wandb.Artifact):
+    is_artifact = isinstance(value, wandb.Artifact) or (isinstance(value, dict) and value.get("_type") == _ARTIFACT)
+    if kind is None or value is None or is_artifact or isinstance(value, (str, float)):
         return True
     probe = kind()
     try:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, NullSummary
 
 _log = logging.getLogger("dist_wandb")
-
-_KEPT_CALLS = 64  # calls of `log` whose rows are kept until something asks for their names
+_OVER = object()  # marks a value whose row has ended
 
 
 class _Write(NamedTuple):
@@ -49,30 +47,23 @@ class _Write(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call of `log`: the position of its row, and the row. Or a write into the summary: the path to its value."""
+    """A call of `log`: the position of its row, and those of its values whose row has not ended."""
 
     x: int | None
-    row: Mapping[str, Any]
-    written: tuple[str, ...] | None = None
-
-    def is_within(self, names: Mapping[str, Any], places: Collection[int | None]) -> bool:
-        """Return whether it is a call that logged only these names, at one of these positions."""
-        return self.written is None and self.x in places and names.keys() >= self.row.keys()
+    row: dict[str, Any]
 
 
 class LastLogged:
     """What reads of the summary find: what this rank logged last under each name, until the row of that call has ended.
 
-    The user's threads add calls, and one other thread ends their rows. No user's thread waits for another one: a fork
-    could have left a lock held. Most rows end before anything asks for their names, so a call is only noted.
+    The user's threads add calls, and one other thread ends their rows. No thread waits for another one: a fork could
+    have left a lock held. So a value is taken out of its own call, which a later call may have replaced meanwhile.
     """
 
     def __init__(self) -> None:
         self.paths: Paths = {}  # of the names that are nested in the run
         self.stand_in: NullSummary | None = None  # of a rank without a run: answers instead
-        self._new: deque[_Call] = deque()  # what `_calls` lacks
         self._calls: dict[str, _Call] = {}  # the last call of each name
-        self._sorting = threading.Lock()
         # What the summary has of names whose summary is not the last value, such as `("max",)`, by their patterns.
         self._defined: dict[str, tuple[str, ...]] = {}
         self._statistics: dict[str, Statistics] = {}  # of these names
@@ -97,58 +88,36 @@ class LastLogged:
             self._statistics.setdefault(name, Statistics(self._shown(name))).add(row[name])
         if self.stand_in is not None:
             self.stand_in.show(row, self.paths, {name: self._statistics[name] for name in defined})
-            return
-        self._new.append(_Call(x, row))
-        if len(self._new) > _KEPT_CALLS and self._sorting.acquire(blocking=False):
-            try:
-                self._sort()
-            finally:
-                self._sorting.release()
+        else:
+            self._calls.update(dict.fromkeys(row, _Call(x, dict(row))))
 
     def replace(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer with the numbers of all ranks in a row that has not ended."""
-        with self._sorting:
-            self._sort()
-            shown = [name for name in self._calls.keys() & row.keys() if self._calls[name].x == x]
-            self._calls.update(dict.fromkeys(shown, _Call(x, row)))
+        for name, value in row.items():
+            call = self._calls.get(name)
+            if call is not None and call.x == x and name in call.row:
+                call.row[name] = value
 
     def forget(self, path: tuple[str, ...]) -> None:
         """Leave a value, and all within it, to wandb."""
-        self._new.append(_Call(None, {}, path))
+        for name, call in self._calls.copy().items():
+            if self.paths.get(name, (name,))[: len(path)] == path:
+                call.row.pop(name, None)
 
-    def hide(self, names: Mapping[str, Any], places: Collection[int | None]) -> None:
+    def hide(self, names: Iterable[str], places: Collection[int | None]) -> None:
         """Leave the names of rows that have ended, at these positions, to wandb."""
-        with self._sorting:
-            while self._new and self._new[0].is_within(names, places):
-                for name in self._calls.keys() & self._new.popleft().row.keys():
-                    del self._calls[name]  # of an earlier call
-            if any(call.x in places for call in self._new):
-                self._sort()
-            for name in self._calls.keys() & names.keys():
-                if self._calls[name].x in places:
-                    del self._calls[name]
+        for name in names:
+            call = self._calls.get(name)
+            if call is not None and call.x in places:
+                call.row.pop(name, None)
 
     def read(self, read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """Return the summary, of which `read` returns what wandb's own process has."""
-        new = tuple(self._new)
-        calls = self._calls.copy()
-        for call in new:
-            self._add(calls, call)
-        last = {name: call.row[name] for name, call in calls.items()}
+        logged = {name: call.row.get(name, _OVER) for name, call in self._calls.copy().items()}
+        last = {name: value for name, value in logged.items() if value is not _OVER}
         found = {name: value for name, one in self._statistics.items() if name in last and (value := one.value())}
         plain = {name: value for name, value in last.items() if name not in self._statistics or not self._shown(name)}
         return nested(known({**shown_values(plain), **found}), self.paths, read())
-
-    def _sort(self) -> None:
-        while self._new:
-            self._add(self._calls, self._new[0])
-            self._new.popleft()  # last: a read finds it in one of them
-
-    def _add(self, calls: dict[str, _Call], call: _Call) -> None:
-        calls.update(dict.fromkeys(call.row, call))
-        if path := call.written:
-            for name in [name for name in calls if self.paths.get(name, (name,))[: len(path)] == path]:
-                del calls[name]
 
 
 class SummaryWrites:

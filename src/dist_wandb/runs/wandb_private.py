@@ -45,6 +45,7 @@ _TELEMETRY = "_telemetry_callback"  # the method of a run that reports, in an im
 _SETUP = "wandb.sdk.wandb_setup"
 _LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN})
 _MEDIA_DIRECTORY = "wandb-media"  # suffix of the directory's name
+_stopping = threading.RLock()  # two threads may find the same process lost
 
 
 # --- wandb's own process ----------------------------------------------------------------------------------------------
@@ -116,10 +117,12 @@ def detach_service() -> None:
         os.environ.pop("WANDB_SERVICE", None)
 
 
-def uses_current_service(run: AnyRun) -> bool:
-    """Return whether the same wandb process would write new runs as `run`; `True` if unknown."""
-    mine, now = getattr(run, "_wl", None), getattr(sys.modules.get(_SETUP), "_singleton", None)
-    return mine is None or now is None or mine is now
+def tear_down_service_of(lost: AnyRun) -> None:
+    """Stop the process of a lost run, unless new runs use another one: several runs may lose the same process."""
+    with _stopping:
+        mine = getattr(lost, "_wl", None)
+        if mine is None or mine is getattr(sys.modules.get(_SETUP), "_singleton", None):  # `None`: a mock of a run
+            tear_down_service()
 
 
 def disarm_exit_hooks() -> None:
@@ -204,10 +207,10 @@ def unpickled_run(data: bytes) -> Run | None:
     return run
 
 
-def is_locked(config: Any, name: str) -> bool | None:
-    """Return whether a run's config ignores what a script writes under a name: a sweep's value; `None` if unknown."""
+def is_locked(config: Any, name: str) -> bool:
+    """Return whether a run's config ignores what a script writes under a name: a sweep's value."""
     check = getattr(type(config), "_check_locked", None)  # a mock of a run has none
-    return None if check is None else bool(check(config, name, ignore_locked=True))
+    return check is not None and bool(check(config, name, ignore_locked=True))
 
 
 def is_finished(run: AnyRun) -> bool:

@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
@@ -46,6 +45,7 @@ STEP_METRIC = "global_step"
 _OURS = {"step_metric": STEP_METRIC, "step_sync": False}  # the definition of a name on our axis
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
+_TIME = "_timestamp"  # W&B's name of the time of a row
 _REFUSED = "that W&B refused"  # a cause of `RunWriter.lost`
 _WRITABLE = frozenset({float, int, bool, str, type(None)})
 _LONGEST = 1000  # characters of a repr
@@ -73,7 +73,7 @@ class _OpenRow:
 class RunWriter:
     """Writes the rows of one rank into its run, or none if that is a `NullRun`. The plan determines the names."""
 
-    def __init__(self, run: AnyRun | Record | Axes, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
+    def __init__(self, run: AnyRun | Record, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
         self.label: str | None = plan.label
         self.is_primary: bool = plan.primary
         self.has_own_run: bool = plan.run_mode == "new"
@@ -149,25 +149,19 @@ class RunWriter:
 
     def _end(self, row: _OpenRow) -> None:
         self._open = None
-        self._write(row.values, {"_timestamp": row.time})
+        self._write({**row.values, _TIME: row.time})
 
-    def _write(
-        self,
-        row: Mapping[str, Any],
-        others: Mapping[str, float] = MappingProxyType({}),
-        **arguments: Any,
-    ) -> None:
-        """Log a row and, unless nothing is left of it, `others`."""
+    def _write(self, row: Mapping[str, Any], **arguments: Any) -> None:
+        """Log a row, unless nothing is left of it."""
         if not self._run:
             return
         with made_of_merged(row, self._warn) as made:
-            if made is not row and not made.keys() - {self.step_metric}:
+            if made is not row and not made.keys() - {self.step_metric, _TIME}:
                 return
-            whole = {**made, **others}
             try:
-                self._run.log(whole, **arguments)
+                self._run.log(dict(made), **arguments)
             except Exception as error:  # noqa: BLE001  # raised again, unless a value is the cause
-                self._rescue.write(self._run.log, whole, error, self.step_metric, **arguments)
+                self._rescue.write(self._run.log, made, error, self.step_metric, **arguments)
 
     def _warn(self, name: str, error: Exception) -> None:
         self.lost[_REFUSED] += 1
@@ -183,7 +177,7 @@ class _Rescue:
         self._warned: set[str] = set()
 
     def write(
-        self, log: Callable[..., None], row: dict[str, Any], error: Exception, axis: str | None, **kwargs: Any
+        self, log: Callable[..., None], row: Mapping[str, Any], error: Exception, axis: str | None, **kwargs: Any
     ) -> None:
         """Write a row value by value after `log(row, **kwargs)` has raised `error`; raise it if no value is the cause.
 
@@ -241,7 +235,7 @@ class _Rescue:
 
 
 class Axes:
-    """Passes rows to a record, in a session that has defined an x axis for all names (the pattern ``*``).
+    """The user's definitions of metrics, in a session that has defined an x axis for all names (the pattern ``*``).
 
     If several patterns match a name, W&B applies an arbitrary one (wandb-core iterates over a Go map) and keeps it: our
     ``*`` could take precedence over a pattern of the user. Therefore each name that matches a user's pattern is defined
@@ -249,23 +243,19 @@ class Axes:
     the user defined the pattern later. A ``*`` of the user replaces ours.
     """
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    def __init__(self) -> None:
         self._patterns: dict[str, dict[str, Any]] = {}  # the user's definitions of patterns
         self._exact: dict[str, dict[str, Any]] = {}  # the user's definitions of single names
         self._seen: set[str] = set()  # logged names
         self._settled: set[str] = set()  # names that need no further definition
 
-    def __bool__(self) -> bool:
-        return bool(self._record)
-
-    def log(self, row: dict[str, Any], **kwargs: Any) -> None:
-        if self._patterns:
-            for name in row:
-                if name not in self._settled:
-                    self._settle(name)
+    def due(self, row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """Return the names of a row that must be defined before it is logged, with their definitions."""
+        new = [name for name in row if name not in self._settled] if self._patterns else []
+        due = [(name, given) for name in new if (given := self._settled_by(name)) is not None]
+        self._settled.update(new)
         self._seen.update(row)
-        self._record.log(row, **kwargs)
+        return due
 
     def define(self, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
         """Record a definition by the user, and pass it to `define_metric`, the original method of the run."""
@@ -292,16 +282,15 @@ class Axes:
         is_ours = name != STEP_METRIC and self._pattern(name) is None
         return {**given, **_OURS} if given and has_no_axis and is_ours else given
 
-    def _settle(self, name: str) -> None:
-        self._settled.add(name)
+    def _settled_by(self, name: str) -> dict[str, Any] | None:
         pattern = self._pattern(name)
         is_left_to_wandb = pattern == "*" and name not in self._seen  # it replaces our pattern
-        if pattern is None or is_left_to_wandb or name in (STEP_METRIC, "_timestamp", *self._steps()):
-            return
+        if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME, *self._steps()):
+            return None
         given, of_all = self._patterns[pattern], self._patterns.get("*", {})
         if given.get("step_metric") is None and of_all.get("step_metric") is None:
-            given = {**given, **_OURS}
-        original(self._record.run, "define_metric")(name, **given)
+            return {**given, **_OURS}
+        return given
 
     def _pattern(self, name: str) -> str | None:
         """Return the user's longest pattern that matches."""

@@ -82,10 +82,10 @@ class OwnRun:
         # whether the x axis is the one that this package defines and counts rows on
         self.has_our_axis: bool = step_metric == STEP_METRIC
         self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
-        self._record = Record(run, link.topology.global_rank, self._reopen, self.summary.logged.paths)
-        self._axes = Axes(self._record) if is_owned and self.has_our_axis else None
-        target = self._record if self._axes is None else self._axes
-        self.writer: RunWriter = RunWriter(target, link.plan, step_metric, link.topology.global_rank)
+        self._axes = Axes() if is_owned and self.has_our_axis else None
+        rank = link.topology.global_rank
+        self._record = Record(run, rank, self._reopen, self.summary.logged.paths, self._axes)
+        self.writer: RunWriter = RunWriter(self._record, link.plan, step_metric, rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
         config_sync.own.replace_run = self._record.replace
@@ -166,7 +166,6 @@ class OwnRun:
             self._restore += [*wandb_private.log_tables_unasked(run), wandb_private.let_imports_pass(run)]
             if isinstance(run, NullRun):
                 run.show_step(lambda: intake.step)
-                self._restore.append(interception.serve(run, is_current=self._opening.is_current))
 
         self._intercept = intercept
         intercept(self.run)

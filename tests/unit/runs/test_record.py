@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from limits import Limit
+from wandb.sdk import wandb_setup
 
 import dist_wandb
 from dist_wandb.errors import UnavailableError
-from dist_wandb.runs import record, wandb_private
+from dist_wandb.runs import record
 from dist_wandb.runs.record import Record
 
 if TYPE_CHECKING:
@@ -126,21 +127,28 @@ def test_if_the_replacement_cannot_be_opened_training_continues(stand: Stand, ca
     assert "rank 0 cannot write it there: disk full. Further rows are dropped." in caplog.text
 
 
-def test_two_runs_of_a_process_replace_wandbs_process_once(stand: Stand, fake_wandb: FakeWandb) -> None:
-    other = Stand(fake_wandb)
+def test_two_runs_of_a_process_replace_wandbs_process_once(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, process = Stand(stand.fake), object()
+    vars(stand.lost)["_wl"] = vars(other.lost)["_wl"] = process
+    monkeypatch.setitem(vars(wandb_setup), "_singleton", process)
     stand.kill()
     other.kill()
     stand.record.log({"loss": 1.0})
+    monkeypatch.setitem(vars(wandb_setup), "_singleton", object())  # the process of the run that replaces the first one
     other.record.log({"loss": 1.0})
-    assert fake_wandb.torn_down == 1
+    assert stand.fake.torn_down == 1
+    assert stand.run.rows == other.run.rows == [{"loss": 1.0}]
 
 
-def test_a_process_that_writes_only_a_lost_run_is_not_torn_down(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_private, "uses_current_service", lambda run: run is not stand.lost)
-    stand.kill()
-    stand.record.log({"loss": 1.0})
-    assert stand.second.rows == [{"loss": 1.0}]
-    assert stand.fake.torn_down == 0
+def test_a_process_that_is_lost_at_a_definition_is_replaced(fake_wandb: FakeWandb) -> None:
+    """A name that matches a pattern of the user is defined before it is logged first."""
+    session = dist_wandb.init("digits")
+    session.define_metric("val/*", step_metric="epoch")
+    fake_wandb.runs[0].log = fake_wandb.runs[0].define_metric = dead  # type: ignore[method-assign]
+    session.log({"val/loss": 1.0, "epoch": 2}, step=1)
+    assert session.flush()
+    assert fake_wandb.runs[1].rows == [{"val/loss": 1.0, "epoch": 2, "global_step": 1}]
+    session.finish()
 
 
 def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb) -> None:

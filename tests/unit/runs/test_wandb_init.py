@@ -184,6 +184,16 @@ def test_the_users_directory_is_created(fake_wandb: FakeWandb, topology: Topolog
     assert Path("a/b").is_dir()
 
 
+def test_no_directory_is_made_if_a_settings_file_disables_wandb(fake_wandb: FakeWandb) -> None:  # noqa: ARG001  # opens it
+    """As `wandb disabled` does, which ranks without a run learn of, too, without an import of wandb."""
+    Path("wandb").mkdir(exist_ok=True)
+    Path("wandb/settings").write_text("[default]\nmode = disabled\n")
+    opened(SINGLE, "auto", {"dir": Path("a/b")})
+    assert not Path("a").exists()
+    assert requested.mode_if_given({}) == "disabled"
+    assert requested.mode_if_given({"mode": "offline"}) == "offline"
+
+
 def test_the_users_settings_object_is_copied_and_not_changed(fake_wandb: FakeWandb) -> None:
     settings = wandb.Settings(entity="team", x_label="mine")
     before, fields_before = settings.model_dump(), set(settings.model_fields_set)

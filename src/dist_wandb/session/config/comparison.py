@@ -309,24 +309,16 @@ class Comparison:
                 may_raise=False,  # which thread finds it depends on timing
             )
 
-    def changed_names(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the names of values that differ from those that this rank was given."""
-        now, given = _digests(values), _digests(self.given)
-        return [name for name in now if now[name] != given.get(name)]
-
     @cached_property
     def digests(self) -> dict[str, str]:
         """Digests of what this rank was given, without secrets."""
-        return _digests(without_secrets(self.given))
+        compared = comparable(without_secrets(self.given), with_ranks=True)
+        return {name: one["digest"] for name, one in compared.items()}
 
     @cached_property
     def _message(self) -> GivenConfig:
         values = comparable(without_secrets(self.given), self.given)
         return GivenConfig(values=values, run=comparable(self.run, with_ranks=True))
-
-
-def _digests(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: one["digest"] for name, one in comparable(values, with_ranks=True).items()}
 
 
 def _as_it_is(value: Any, depth: int = 0) -> Any:

@@ -14,11 +14,10 @@ and `finish` find them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb import errors
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
@@ -50,9 +49,7 @@ class Publisher:
         self._run, self._keys = run, keys
         config = getattr(run, "config", None)  # a mock of a run may have none
         values = given_values(config) if getattr(run, "sweep_id", None) else {}
-        locked = {name: wandb_private.is_locked(config, name) for name in values}
-        is_known = None not in locked.values()
-        self._imposed = [*filter(locked.get, locked)] if is_known else self._comparison.changed_names(values)
+        self._imposed = [name for name in values if wandb_private.is_locked(config, name)]
         self.is_due = True
         self._published: PublishedRun | None = None
 
@@ -107,7 +104,7 @@ class OwnConfig:
         self.refresh: Refresh = refresh
         self._connection = connection
         self._comparison = comparison
-        self._follower = follower
+        self.follower: Follower = follower
         self.publisher: Publisher = Publisher(connection, comparison)
         self._followed: set[str] = set()  # names that were set by following: they need no `allow_val_change`
         self._refused: set[str] = set()  # names with a warning
@@ -115,7 +112,7 @@ class OwnConfig:
         self._config: Any = None
 
     def known(self) -> dict[str, Any]:
-        return read_unnoticed(self._config)
+        return _read(self._config)
 
     def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
         """Use, guard, and publish under some keys, the config of another run from now on."""
@@ -145,7 +142,7 @@ class OwnConfig:
         if due and self._config is not None:
             self.publisher.is_due = True
             self._followed |= due.keys()
-            update_unnoticed(self._config, due)
+            _unguarded(self._config).update(due, allow_val_change=True)
 
     def names_of_earlier_starts(self, published: Mapping[str, Any]) -> set[str]:
         """Return the names that a resumed run has with another value than the primary's."""
@@ -158,19 +155,18 @@ class OwnConfig:
         config = init_arguments.get("config")
         values = given_values(config)
         chosen = run_metadata.chosen_config(init_arguments)
-        refused = [name for name, value in chosen.items() if not run_metadata.can_hold(value)]
+        writable = {**values, **self._holdable(chosen)}
         is_wandbs_kind = not isinstance(config, Mapping) or isinstance(config, dict)
         given = config if isinstance(config, dict) else getattr(config, "__dict__", {})
-        is_exact = all(isinstance(name, str) and values.get(name, value) is value for name, value in given.items())
-        if not refused and is_wandbs_kind and is_exact and values.keys() <= given.keys():
+        is_exact = all(isinstance(name, str) and writable.get(name, value) is value for name, value in given.items())
+        if is_wandbs_kind and is_exact and values.keys() <= given.keys():
             return init_arguments
-        self._warn_of_refused(refused)
-        writable = {name: shown(value) if name in refused else value for name, value in values.items()}
         return {**init_arguments, "config": writable}
 
-    def _warn_of_refused(self, names: Iterable[str]) -> None:
-        """Warn once in the job that values of these names are written as text."""
-        new = [name for name in names if name not in self._refused]
+    def _holdable(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values with text in place of those that W&B cannot hold; warn once in the job of these names."""
+        refused = [name for name, value in values.items() if not run_metadata.can_hold(value)]
+        new = [name for name in refused if name not in self._refused]
         self._refused.update(new)
         listing = listed([repr(name) for name in new])
         if new and self._connection.is_first(f"{REFUSED}/{listing}"):
@@ -179,24 +175,28 @@ class OwnConfig:
                 f"written: {listing}. Pass text, numbers, lists and dicts.",
                 users_line() or self._comparison.opened_at,
             )
+        return {**values, **{name: shown(values[name]) for name in refused}}
 
-    def before_read(self, name: str | None = None) -> None:
-        """Refresh the config if another rank may have set it; at once if it lacks `name`."""
-        if self._follower.key is not None:
-            self.refresh(at_once=name is not None)
-
-    def write(self, config: Any, given: Any, write: Callable[[Any, bool], None]) -> None:
-        """Write the user's values by `write(values, allow)`; those that came from the primary may be changed."""
-        if self._follower.key is not None:
+    def write(self, config: Any, given: Any, allow_val_change: bool | None) -> None:
+        """Write the user's values; those that came from the primary may be changed."""
+        if self.follower.key is not None:
             self.refresh(at_once=True)  # published values that are older
-        values = self._follower.allowed(given)
+        values = self._holdable(self.follower.allowed(given))
         free = {name: value for name, value in values.items() if name in self._followed}
         rest = {name: value for name, value in values.items() if name not in free}
-        if free:
-            self._write_part(config, free, lambda part: write(part, True))
-        if rest or not (free or given_values(given)):
-            self._write_part(config, rest or given, lambda part: write(part, False))
-        self._follower.set_own(values)
+        try:
+            if free:
+                _unguarded(config).update(free, allow_val_change=True)
+            if rest or not (free or given_values(given)):
+                _unguarded(config).update(rest or given, allow_val_change=allow_val_change)
+        except Exception as error:
+            if self.replace_run is None or not wandb_private.has_lost_service(self._run, error):
+                raise
+            if self._config is config:  # otherwise the run has already been replaced
+                self.replace_run(self._run, error)
+            if self._config is not None:
+                _unguarded(self._config).update(values, allow_val_change=True)
+        self.follower.set_own(values)
         self._followed.difference_update(values)
         self.after_change()
 
@@ -204,53 +204,9 @@ class OwnConfig:
         self.publisher.is_due = True
         self.refresh(at_once=True)
 
-    def _write_part(self, config: Any, values: Any, write: Callable[[Any], None]) -> None:
-        if not self._is_written(config, values, write):
-            several = len(values) > 1
-            refused = [
-                name for name in values if not (several and self._is_written(config, {name: values[name]}, write))
-            ]
-            update_unnoticed(config, {name: shown(values[name]) for name in refused})
-            self._warn_of_refused(refused)
-
-    def _is_written(self, config: Any, values: Any, write: Callable[[Any], None]) -> bool:
-        """Write values; return whether wandb can hold all of them. Raise if wandb refuses them for another reason."""
-        try:
-            write(values)
-        except Exception as error:
-            is_lost = wandb_private.has_lost_service(self._run, error)
-            if not is_lost and not isinstance(error, errors.Error) and isinstance(values, dict):
-                return False
-            if not is_lost or self.replace_run is None:
-                raise
-            if self._config is config:  # otherwise the run has already been replaced
-                self.replace_run(self._run, error)
-            if self._config is not None:
-                update_unnoticed(self._config, given_values(values))
-        return True
-
-
-def update_unnoticed(config: Any, values: Mapping[str, Any]) -> None:
-    """Write values without reporting them."""
-    above: Any = super(_Guarded, config) if isinstance(config, _Guarded) else config
-    above.update(dict(values), allow_val_change=True)
-
-
-def read_unnoticed(config: Any) -> dict[str, Any]:
-    """Return the values without reporting a read, which may ask other ranks."""
-    if not isinstance(config, _Guarded):
-        return given_values(config)
-    above: Any = super(_Guarded, config)
-    return {str(name): above.__getitem__(name) for name in above.keys()}  # noqa: SIM118  # not a mapping
-
 
 class _Guarded:
     """Inserted before the class of wandb's config as a base class, so it cannot be a Python mapping."""
-
-    @property
-    def _base(self) -> Any:
-        """The config with the methods of its original class."""
-        return super()
 
     @property
     def _guard(self) -> OwnConfig:
@@ -259,56 +215,43 @@ class _Guarded:
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle as a dict of the values, for checkpoints."""
-        return dict, (dict(read_unnoticed(self)),)
+        return dict, (_read(self),)
 
     def update(self, d: Any, allow_val_change: bool | None = None) -> None:
-        self._guard.write(
-            self, d, lambda values, free: self._base.update(values, allow_val_change=free or allow_val_change)
-        )
+        self._guard.write(self, d, allow_val_change)
 
     def setdefaults(self, d: Any) -> None:
         with self._guard.refresh.undisturbed():
-            values = given_values(d)
-            self.update({name: values[name] for name in values if not self._base.__contains__(name)} if values else d)
+            values, config = given_values(d), _unguarded(self)
+            self.update({name: values[name] for name in values if not config.__contains__(name)} if values else d)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        def write(values: Any, free: bool) -> None:
-            if free:
-                self._base.update(values, allow_val_change=True)
-            else:
-                self._base.__setitem__(name, values[str(name)])
-
-        self._guard.write(self, {name: value}, write)
+        self.update({name: value})
 
     __setattr__ = __setitem__
 
     def update_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
-        self._base.update_locked(d, *args, **kwargs)
+        _unguarded(self).update_locked(d, *args, **kwargs)
         self._guard.after_change()
 
     def merge_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
-        self._base.merge_locked(d, *args, **kwargs)
+        _unguarded(self).merge_locked(d, *args, **kwargs)
         self._guard.after_change()
 
     def __getitem__(self, name: str) -> Any:
-        self._before_read(name)
-        return self._base.__getitem__(name)
+        return self._fresh(name).__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
-        self._before_read(name)
-        return bool(self._base.__contains__(name))
+        return bool(self._fresh(name).__contains__(name))
 
     def get(self, *args: Any) -> Any:
-        self._before_read(args[0] if args else None)
-        return self._base.get(*args)
+        return self._fresh(*args[:1]).get(*args)
 
     def keys(self) -> Any:
-        self._guard.before_read()
-        return self._base.keys()
+        return self._fresh().keys()
 
     def items(self) -> Any:
-        self._guard.before_read()
-        return self._base.items()
+        return self._fresh().items()
 
     def __len__(self) -> int:
         return len(self.keys())  # wandb's config has no length, but a `ConfigView` does
@@ -316,10 +259,26 @@ class _Guarded:
     def __bool__(self) -> bool:
         return True  # as for wandb's config
 
-    def _before_read(self, name: Any) -> None:
-        self._guard.before_read()
-        if not self._base.__contains__(name) and not str(name).startswith("_"):
-            self._guard.before_read(name)
+    def _fresh(self, name: object = _GUARD) -> Any:
+        """Refresh the config if another rank may have set it; at once if it lacks `name`, unless that is private."""
+        guard, config = self._guard, _unguarded(self)
+        if guard.follower.key is not None:
+            guard.refresh()
+            if not config.__contains__(name) and not str(name).startswith("_"):
+                guard.refresh(at_once=True)
+        return config
+
+
+def _unguarded(config: Any) -> Any:
+    """Return a config with the methods of wandb's class: neither reads nor writes are noticed."""
+    return super(_Guarded, config) if isinstance(config, _Guarded) else config
+
+
+def _read(config: Any) -> dict[str, Any]:
+    if not isinstance(config, _Guarded):
+        return given_values(config)
+    above = _unguarded(config)
+    return {str(name): above.__getitem__(name) for name in above.keys()}  # noqa: SIM118  # not a mapping
 
 
 @functools.cache
