@@ -109,7 +109,7 @@ def uneven_names(calls: Iterable[Call]) -> set[str]:
     """Return the names that ranks logged unequally often without a step: a message says so at the end."""
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     for call in calls:
-        for name in (*call.cells, *call.axes) if call.step is None else ():
+        for name in call.cells if call.step is None else ():
             counts[name][call.rank] += 1
     return {name for name, of_name in counts.items() if len(set(of_name.values())) > 1}
 

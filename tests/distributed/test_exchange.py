@@ -236,6 +236,19 @@ def test_uneven_counts_without_a_step_are_reported_at_the_end(
     assert "Pass step= to log" in message
 
 
+def test_calls_of_one_rank_with_the_x_axis_of_all_are_no_uneven_counts(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The axis is part of each call, also of those that only rank 0 makes, and is not combined by its n-th value."""
+    unit = ranks(2, axes=["epoch"])
+    for call in range(8):
+        for rank in range(2 if call % 4 else 1):
+            unit.log(rank, {"loss" if call % 4 else "saved": 1.0, "epoch": call // 4}, calls=call)
+    unit.close()
+    assert [row["epoch"] for row in unit.run.rows if "loss" in row] == [0, 0, 0, 1, 1, 1]
+    assert not warnings(caplog)
+
+
 def test_an_x_axis_that_differs_between_the_ranks_of_a_row_is_reported_once(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,9 +7,11 @@ once.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions
@@ -23,7 +25,15 @@ from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.gathers import Gathered
 from dist_wandb.payloads.metrics import Snapshot
 from dist_wandb.payloads.scalars import checked_weight, is_number
-from dist_wandb.settings.reduction import TIMES, WITHOUT_NANS, PerRankNames, Reduction, matches_any, reduction_of
+from dist_wandb.settings.reduction import (
+    LARGEST_EXACT_INTEGER,
+    TIMES,
+    WITHOUT_NANS,
+    PerRankNames,
+    Reduction,
+    matches_any,
+    reduction_of,
+)
 
 _FLOATS = {float}
 _MOST_FORMS = 4096  # tuples of names whose reductions are kept
@@ -82,6 +92,8 @@ class Own(NamedTuple):
     values: Mapping[str, Any]  # those that are not combined with other ranks, by final name
     commit: bool | None  # as in `wandb.Run.log`
     follows: int = 0  # as in `Contribution`
+    # numbers that a float64 does not hold as they are, booleans and large integers: written if the result equals them
+    exact: Mapping[str, int] = MappingProxyType({})
 
 
 class Reductions:
@@ -154,8 +166,8 @@ class Posting:
             return
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
-        if self._writes and mine:
-            own, mine = Own(mine, commit, contribution.follows), {}
+        if self._writes:
+            own, mine = Own(mine, commit, contribution.follows, self._exact(values)), {}
         if unit or others or own:
             names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
             call = _join(rounds.outbox, names, lanes, step, x, own) if continues else None
@@ -216,6 +228,15 @@ class Posting:
                 mine[name] = value
         return unit, others, {**mine, **self._labelled(values)}
 
+    def _exact(self, values: Mapping[str, Any]) -> dict[str, int]:
+        """Return `Own.exact`, without numbers that are summed, and integers beyond all floats."""
+        return {
+            name: value
+            for name, value in values.items()
+            if (type(value) is bool or (type(value) is int and LARGEST_EXACT_INTEGER < abs(value) < sys.float_info.max))
+            and self._rows.reductions.of(name) not in ("sum", "nansum")
+        }
+
     def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values under this rank's label in a shared run: numbers and, except on the primary, all others."""
         label, names, axis = self._writer.label, self._per_rank, self._writer.step_metric
@@ -253,7 +274,7 @@ def _join(outbox: Outbox, names: Names, lanes: Lanes, step: int | None, x: int, 
         return None
     if own is not None:
         commit = step is None if own.commit is None else own.commit
-        own = Own({**before.values, **own.values}, commit, own.follows)
+        own = Own({**before.values, **own.values}, commit, own.follows, {**before.exact, **own.exact})
     return outbox.extend(names, lanes, own)
 
 

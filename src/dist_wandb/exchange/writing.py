@@ -151,6 +151,7 @@ class Writing:
         own, commit = {}, row.step is None
         for one in row.own:
             own.update(one.values)
+            values.update((name, exact) for name, exact in one.exact.items() if values.get(name) == float(exact))
             commit = commit if one.commit is None else one.commit
         values.update(own)
         if not values:

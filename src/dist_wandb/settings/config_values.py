@@ -13,12 +13,14 @@ its own.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from datetime import date
 from enum import Enum
 from numbers import Number
 from operator import is_
@@ -33,6 +35,7 @@ MISSING: Final = object()
 
 _CHANGED, _AS_GIVEN, _AS_TEXT = "changed", "as given", "as text"
 _SCALARS = frozenset({bool, float, int, str})
+_LONGEST_ARRAY = 32  # numbers: wandb writes those of longer arrays differently
 _LONGEST_NUMBER = 10_000  # bits: Python refuses to print longer ones
 _MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -238,13 +241,21 @@ def encoded(value: Any, depth: int = 0) -> Any:
 
 
 def _encoded_object(value: Any) -> Any:
+    """Return what wandb makes of a value that is no number, text or container."""
     if isinstance(value, Enum):  # as wandb does
         return value.name
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a NumPy scalar, or a tensor of no dimensions
         number = value.item()
         if type(number) in (bool, int, float):
             return number
-    return shown(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if type(value).__name__ == "ndarray" and 0 < value.size <= _LONGEST_ARRAY:
+        return encoded(value.tolist()) if value.size > 1 else str(value.item())
+    is_named = callable(value) and hasattr(value, "__qualname__") and hasattr(value, "__module__")
+    return f"{value.__module__}.{value.__qualname__}" if is_named else shown(value)
 
 
 def decoded(value: Any) -> Any:

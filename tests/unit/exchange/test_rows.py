@@ -285,6 +285,32 @@ def test_ranks_without_a_number_are_left_out(reduce: Any, values: list[float | N
     assert row == {"other": 1.0, "global_step": 0}
 
 
+@pytest.mark.parametrize(
+    ("reduce", "values", "expected"),
+    [
+        (None, [True, True], True),
+        (None, [False, False], False),
+        (None, [True, False], 0.5),
+        ("max", [False, True], 1),
+        ("min", [True, False], 0),
+        ("sum", [True, False], 1),
+        (None, [2**53 + 1] * 2, 2**53 + 1),
+        (None, [-(2**60) - 1] * 2, -(2**60) - 1),
+        ("sum", [2**53 + 1] * 2, float(2**54)),
+        (None, [10**400] * 2, math.inf),
+    ],
+)
+def test_booleans_and_large_integers_that_are_equal_stay_what_they_are(
+    reduce: Any, values: list[int], expected: float
+) -> None:
+    """As in wandb, where `true` is not 1: rows can be filtered by it."""
+    unit = Unit(2, reduce=reduce or "mean")
+    unit.log_on_all([{"x": value} for value in values], 0)
+    unit.log_on_all([{"x": value, "loss": 0.5} for value in values])
+    rows = unit.close()
+    assert [(row["x"], type(row["x"])) for row in rows] == [(expected, type(expected))] * 2
+
+
 def test_unused_patterns_are_kept_in_order() -> None:
     unit = Unit(reduce={"a": "sum", "loss": "min", "l*": "max", "b": "sum"})
     assert list(unit.ranks[0].reductions.unused) == ["a", "loss", "l*", "b"]

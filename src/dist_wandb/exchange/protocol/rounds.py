@@ -78,7 +78,7 @@ class Outcome:
     lost: tuple[Key, ...] = field(default=(), compare=False)  # cells that it gave after their row was forgotten
     silent: tuple[Key, ...] = field(default=(), compare=False)  # cells that others gave up to wait for it
     differing: tuple[str, ...] = ()  # names of x axes whose values differ between the ranks of a row
-    # At the end: names that ranks have logged unequally often without a step, with the counts of ranks.
+    # At the end: names, but no x axes, that ranks have logged unequally often without a step, with the counts of ranks.
     uneven: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
@@ -239,7 +239,11 @@ class Rounds:
             lost=lost,
             silent=tuple(key for what, key, ranks in table.told if what == "gave up" and self._rank in ranks),
             differing=tuple(plan.differing),
-            uneven={name: those for name, those in table.counts.items() if is_closed and len({*those.values()}) > 1},
+            uneven={
+                name: those
+                for name, those in (table.counts.items() if is_closed else ())
+                if len({*those.values()}) > 1 and name not in table.axes  # an axis belongs to its call
+            },
         )
 
     # Between rounds, on all ranks

@@ -163,6 +163,7 @@ class LocalConfig:
     def write(self, values: Mapping[str, Any]) -> None:
         """Keep written values, as wandb shows them, on this rank only, until the primary publishes other ones."""
         self._refresh(at_once=True)
+        values = {name.strip("-"): value for name, value in values.items()}  # as wandb: `--lr` of docopt is `lr`
         kept = {name: decoded(encoded(value)) for name, value in self._follower.allowed(values).items()}
         self._shown.update(kept)
         self._written.update(kept)

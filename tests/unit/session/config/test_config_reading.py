@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import pytest
+import torch
 import wandb
-from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads, sync_of
+from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Colour, Job, Open, alike, reads, sync_of
 from processes import wait_until
 
 from dist_wandb.errors import RendezvousError
@@ -107,6 +111,30 @@ def test_a_rank_without_a_run_reads_back_its_own_writes(job: Job, fake_wandb: Fa
     own = {"lr": 0.1, "a": [1], "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7}
     assert (dict(config), len(config), list(config.values())) == (own, 8, list(own.values()))
     assert dict(fake_wandb.runs[0].config) == {"lr": 0.1}
+
+
+WRITTEN = {
+    "--lr": 0.1,  # of docopt
+    "out": Path("runs") / "x",
+    "act": torch.nn.ReLU,
+    "fn": torch.relu,
+    "at": dt.date(2024, 2, 1),
+    "sizes": np.arange(3),
+    "one": np.array([0.5]),
+    "half": np.float32(0.5),
+    "nested": {"out": Path("y"), "all": [Path("z"), torch.nn.ReLU]},
+    "colour": Colour.RED,
+    "dtype": torch.float32,
+}
+
+
+def test_what_a_rank_without_a_run_writes_reads_as_wandb_shows_it(job: Job) -> None:
+    """The same on all ranks at once: a path is text, on which directories of all ranks depend."""
+    config = wandb.Config()
+    config.update(WRITTEN)
+    _, second = job(TWO, alike({}))
+    second.config.update(WRITTEN)
+    assert dict(second.config) == dict(config.items())
 
 
 def test_writes_on_a_rank_without_a_run_last_until_the_primary_changes_the_value(job: Job) -> None:
