@@ -12,8 +12,6 @@ from ledger import Entry
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of `log` on one rank."""
-
     rank: int  # global rank
     number: int  # number of earlier calls of this rank in the session, in the order in which they were recorded
     session: int
@@ -29,7 +27,6 @@ class Call:
 
     @property
     def is_certain(self) -> bool:
-        """Whether it has returned."""
         return self.ended < math.inf
 
     def __str__(self) -> str:
@@ -39,19 +36,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Contribution:
-    """A number of one call."""
-
     value: float
     call: Call
 
     @property
     def weight(self) -> float:
-        """Its weight in means."""
         return self.call.weight
 
     @property
     def is_certain(self) -> bool:
-        """Whether the call has returned."""
         return self.call.is_certain
 
 

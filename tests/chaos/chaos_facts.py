@@ -28,8 +28,6 @@ _DISK_FULL = "could be written to disk"
 
 @dataclass(frozen=True)
 class Writer:
-    """A rank that has a run in a session."""
-
     rank: int  # global rank
     session: int
     run_id: str
@@ -92,7 +90,6 @@ class Facts:
 
     @property
     def hard(self) -> frozenset[int]:
-        """Ranks that were ended without a chance to react."""
         return frozenset(rank for rank, kind in self.fatal.items() if kind in HARD) | self.ended_by_launcher
 
     @property
@@ -104,7 +101,6 @@ class Facts:
 
     @property
     def has_faults(self) -> bool:
-        """Whether any rank has a fault."""
         return bool(self.spec.faults)
 
     @property
@@ -143,11 +139,9 @@ class Facts:
         return codes | {0} if reduction is None or not codes else codes
 
     def is_alone(self, writer: Writer, reduction: str | None) -> bool:
-        """Return whether a writer has only its own values."""
         return reduction is None or len(writer.unit) == 1
 
     def writers(self) -> Iterator[Writer]:
-        """Yield all ranks that have runs, by session."""
         for rank, sessions in self.opened.items():
             plan_of = self._topology(rank)
             for session in sessions:

@@ -17,8 +17,6 @@ from dist_wandb import DistWandbLogger
 
 
 class Model(Layer):
-    """Logs one number per step."""
-
     def __init__(self, spec: Spec, directory: Path) -> None:
         super().__init__()
         self.spec, self.directory = spec, directory

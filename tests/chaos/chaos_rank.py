@@ -50,7 +50,6 @@ class Rank:
         }
 
     def run(self) -> None:
-        """Run all sessions, one after the other."""
         spec = self.spec
         absent = spec.guarded and self.rank != 0
         if spec.nofile:
@@ -373,7 +372,6 @@ class Rank:
 
 
 def _lives(mark: Path) -> bool:
-    """Return whether the process that has written its id into a file is running."""
     with contextlib.suppress(OSError):
         return " Z " not in Path("/proc", mark.read_text(), "stat").read_text()
     return False
@@ -391,7 +389,6 @@ def see_others_begin(spec: Spec, directory: Path) -> None:
 
 
 def break_off(ledger: Ledger, fault: Fault) -> None:
-    """Let this process be killed, fail or stop."""
     ledger.write("fault", kind=fault.kind)
     if fault.kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -24,8 +24,6 @@ class Meaning:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """The numbers of one name in one writer's run."""
-
     name: str  # name that the ranks logged
     column: str  # name in the rows
     reduction: str  # how the numbers of several ranks are reduced; `"own"` for numbers of one rank only
@@ -86,7 +84,6 @@ class _Known:
 
 
 def reduced(reduction: str, given: Sequence[Contribution]) -> float:
-    """Reduce the numbers of several ranks."""
     values = [each.value for each in given]
     if reduction in ("own", "first"):
         return values[0]
@@ -98,7 +95,6 @@ def reduced(reduction: str, given: Sequence[Contribution]) -> float:
 
 
 def deviation(given: Sequence[Contribution]) -> float:
-    """Return the weighted standard deviation of the numbers of several ranks."""
     mean = reduced("mean", given)
     squares = math.fsum(each.weight * (each.value - mean) ** 2 for each in given)
     return math.sqrt(squares / math.fsum(each.weight for each in given))

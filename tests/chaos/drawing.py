@@ -54,8 +54,6 @@ _LAYOUTS = ((1,), (2,), (2,), (2,), (3,), (3,), (4,), (1, 1), (2, 2), (1, 2), (2
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of one rank."""
-
     kind: str  # one of `FATAL`, `ABSENT` and `OTHER`, or `FULL`
     rank: int  # global rank
     row: int  # row of the last session before which the fault happens
@@ -78,8 +76,6 @@ class Lag:
 
 @dataclass(frozen=True)
 class Spec:
-    """A job."""
-
     seed: int  # the seed from which the job was drawn
     launcher: str  # one of `LAUNCHERS`
     strategy: str  # strategy of Lightning; empty for other launchers
@@ -109,7 +105,6 @@ class Spec:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return sum(self.nodes)
 
     @property
@@ -132,7 +127,6 @@ class Spec:
         return {AXIS: 10.0 * row + (rank / 8 if self.axis_differs else 0.0)}
 
     def has(self, *kinds: str) -> bool:
-        """Return whether any rank has a fault of these kinds."""
         return any(fault.kind in kinds for fault in self.faults)
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -165,7 +159,6 @@ class Spec:
         return {name: getattr(self, name) for name in names} | {"limits": self.limits}
 
     def to_json(self) -> str:
-        """Return the description of the job as JSON."""
         return json.dumps(asdict(self))
 
     def describe(self) -> str:
@@ -185,7 +178,6 @@ class Spec:
 
 
 def from_json(text: str) -> Spec:
-    """Parse the result of `Spec.to_json`."""
     values = json.loads(text)
     values["faults"] = tuple(Fault(**fault) for fault in values["faults"])
     values["lags"] = tuple(Lag(**lag) for lag in values["lags"])
@@ -198,7 +190,6 @@ def value_of(rank: int, cell: int) -> float:
 
 
 def text_of(value: float) -> str:
-    """Return a text that contains a number."""
     return f"note {value}"
 
 

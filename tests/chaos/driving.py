@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +16,8 @@ from typing import Any
 
 import ledger
 from drawing import Spec
-from processes import Job, clean_environment, free_port, started, torchrun
+from processes import Job, clean_environment, free_port, python, started, torchrun
+from ranks import rank_commands, with_variables
 from stored import find_runs
 from wandb_server import WandbServer
 
@@ -34,8 +34,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunFile:
-    """One ``.wandb`` file."""
-
     run_id: str
     writer: int | None  # rank whose directory contains it; `None` if the directory does not name a rank
     rows: list[Row]
@@ -45,8 +43,6 @@ class RunFile:
 
 @dataclass
 class Evidence:
-    """The evidence of a job."""
-
     spec: Spec
     entries: list[ledger.Entry]  # entries of all ledgers, ordered by time
     codes: list[int | None]  # exit codes of the started commands; `None` for one that had to be killed
@@ -144,25 +140,13 @@ def _commands(spec: Spec, description: Path, directory: Path) -> tuple[list[str 
     script, arguments = _HERE / "chaos_rank.py", (description, directory)
     if spec.launcher == "torchrun":
         return torchrun(script, *arguments, processes=spec.nodes[0], nodes=len(spec.nodes))
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     if spec.launcher == "spawn":
-        return (_with(meeting, script, arguments),)
+        return (with_variables({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}, script, *arguments),)
     if spec.launcher == "lightning":
-        return (_with({}, _HERE / "chaos_lightning.py", arguments),)
+        return python(_HERE / "chaos_lightning.py", *arguments)
     if spec.launcher == "accelerate":
         script = _HERE / "chaos_accelerate.py"
-    commands = []
-    for rank in range(spec.world_size):
-        node, local = spec.place(rank)
-        world = {"WORLD_SIZE": spec.world_size, "LOCAL_WORLD_SIZE": spec.nodes[node]}
-        place = {"RANK": rank, "LOCAL_RANK": local, "NODE_RANK": node, "GROUP_RANK": node}
-        nodes = {"GROUP_WORLD_SIZE": len(spec.nodes)}
-        commands.append(_with({**world, **place, **nodes, **meeting}, script, arguments))
-    return tuple(commands)
-
-
-def _with(variables: dict[str, Any], script: Path, arguments: tuple[Path, ...]) -> list[str | Path]:
-    return ["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable, script, *arguments]
+    return rank_commands(script, *arguments, layout=spec.nodes)
 
 
 def _wait(job: Job, spec: Spec, server: WandbServer | None, limit: float) -> list[int | None]:

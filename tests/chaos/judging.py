@@ -36,8 +36,6 @@ _QUIET = re.compile(r"wandb sync|rank \d+'s own|A corrected row follows")
 
 @dataclass
 class Verdict:
-    """The judgement of a job."""
-
     violations: list[Violation] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
     cells: int = 0
@@ -53,7 +51,6 @@ class _Found:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Return all violations of a job."""
     facts, verdict = Facts.of(evidence.spec, evidence.entries), Verdict()
     checks: Iterable[Iterator[Violation]] = (
         _of_ends(evidence, facts),
@@ -205,7 +202,6 @@ def _of_runs(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
 
 
 def files_of(evidence: Evidence, run_id: str, directory: int | None) -> list[RunFile]:
-    """Return the files of one writer, in the order of their starts."""
     return [file for file in evidence.files if file.run_id == run_id and file.writer == directory]
 
 
@@ -249,7 +245,6 @@ def _of_rows(evidence: Evidence, facts: Facts, verdict: Verdict) -> Iterator[Vio
 
 
 def _columns(evidence: Evidence, facts: Facts, writer: Writer, contributions: Mapping[str, Cells]) -> Iterator[Column]:
-    """Yield the columns of a writer's run."""
     spec = evidence.spec
     for name, cells in contributions.items():
         if name.startswith("table") and spec.run_mode == "new" and writer.rank != min(writer.unit):
@@ -379,5 +374,4 @@ class _Check:
 
 
 def kinds(violations: Iterable[Violation]) -> Counter[str]:
-    """Return the number of violations of each kind."""
     return Counter(violation.kind for violation in violations)

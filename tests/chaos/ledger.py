@@ -31,7 +31,6 @@ class Ledger:
         self._calls: Counter[int] = Counter()
 
     def write(self, event: str, **facts: Any) -> None:
-        """Write an entry immediately."""
         if self._owner != os.getpid():
             path = self._directory / f"ledger-{self.rank}-{os.getpid()}.jsonl"
             self._file, self._owner = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), os.getpid()
@@ -59,7 +58,6 @@ class Ledger:
         return number
 
     def done(self, number: int) -> None:
-        """Record that `log` has returned."""
         self.write("done", number=number)
 
 
@@ -71,7 +69,6 @@ class LedgerHandler(logging.Handler):
         self._ledger = ledger
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one message."""
         self._ledger.write("warning", text=record.getMessage(), trace=record.exc_info is not None)
 
 

@@ -37,16 +37,12 @@ _Cell = tuple[str, int]  # column and cell
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken promise."""
-
     kind: str  # its kind in a word or two
     text: str
 
 
 @dataclass(frozen=True, eq=False)
 class _Standing:
-    """A number in a row, and what it means."""
-
     column: Column
     meaning: Meaning
 
@@ -57,8 +53,6 @@ class _Standing:
 
 @dataclass(frozen=True, eq=False)
 class _Written:
-    """A row of a file."""
-
     row: Row
     file: int
     missing: int

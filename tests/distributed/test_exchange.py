@@ -528,16 +528,6 @@ def test_log_keeps_pace_with_an_exchange_that_moves(ranks: Callable[..., Ranks],
     assert most < 1000, "of the two ranks, 370 calls each may be on their way, and 50 rows may be open"
 
 
-def test_nan_and_infinity_are_kept_and_large_integers_are_exact(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2, reduce={"sum": "sum"})
-    for rank, nan, inf in ((0, 1.0, math.inf), (1, math.nan, 1.0)):
-        unit.log(rank, {"nan": nan, "inf": inf, "same": 2**53, "sum": 2**52}, 0)
-    unit.close()
-    (row,) = unit.run.rows
-    assert math.isnan(row["nan"])
-    assert (row["inf"], row["same"], row["sum"]) == (math.inf, 2**53, 2**53)
-
-
 def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3, reduce="sum", limits=HASTY)
     stall = Stall()
@@ -562,16 +552,6 @@ def test_a_stalled_rank_is_dropped_and_returns(ranks: Callable[..., Ranks]) -> N
     unit.close()
     assert unit.last("ones") == dict.fromkeys(range(9), 3)
     assert unit.flagged().keys() == set(range(3, 6)), "rows after its return are complete"
-
-
-def test_no_rank_is_waited_for_after_a_failure(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2)
-    unit.write_all(lambda rank: {"loss": float(rank)}, 0)
-    unit.log(0, {"loss": 5.0}, 1)
-    start = time.monotonic()
-    unit.exchanges[0].close(failed=True)
-    assert time.monotonic() - start < SOON
-    assert unit.last("loss") == {0: 0.5, 1: 5.0}, "the present values are written"
 
 
 def fail(exchange: CollectiveExchange) -> bool:
@@ -609,8 +589,6 @@ def test_what_a_failing_rank_has_logged_is_written(
 
 
 class SlowRun(RecordingRun):
-    """Takes a while for each row."""
-
     def log(self, row: Row, commit: bool | None = None) -> None:
         time.sleep(0.01)
         super().log(row, commit)
@@ -679,23 +657,6 @@ def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(ranks
     unit.close()
     assert unit.last("own") == {0: 1.0, **{step: float(step) for step in range(1, 6)}}
     assert unit.last("loss") == {0: 1.0, 1: 1.0, **dict.fromkeys(range(2, 6), 1.5)}
-
-
-def test_contributions_to_a_cancelled_round_are_sent_again(ranks: Callable[..., Ranks]) -> None:
-    """It arrives while the contributions to that round are still under way, and so has the round to itself."""
-    unit = ranks(2, reduce="sum", limits=HASTY)
-    for step in range(2):
-        unit.write_all(lambda rank: {"ones": 1, "mine": rank}, step)
-    stall = Stall()
-    unit.lose_soon(1.0)
-    unit.log(0, {"ones": stall.number(), "mine": 5}, 2)
-    unit.log(1, {"ones": 1, "mine": 1}, 2)
-    eventually(functools.partial(goes_on_with, unit.exchanges[1], 1))
-    stall.over.set()
-    eventually(functools.partial(goes_on_with, unit.exchanges[0], 2))
-    unit.close()
-    assert unit.last("mine") == {0: 1, 1: 1, 2: 6}
-    assert unit.last("ones") == {0: 2, 1: 2, 2: 1}
 
 
 def test_a_rank_with_a_busy_device_stays_in_the_exchange(ranks: Callable[..., Ranks]) -> None:

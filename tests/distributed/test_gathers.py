@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,6 @@ def whole(*numbers: int) -> list[list[Any]]:
 
 
 def written(unit: Ranks, name: str = "table") -> dict[int, list[list[Any]]]:
-    """Return, by step, the rows of the table that was written last."""
     return {step: found.data for step, found in unit.last(name).items()}
 
 
@@ -75,19 +73,6 @@ def test_tables_of_all_ranks_become_one_in_the_row_of_their_numbers(
     assert unit.run.rows[0]["table"].columns == ["rank", "text", "score"]
     assert written(unit) == dict.fromkeys(range(2), whole(*numbers))
     unit.close()
-
-
-def test_images_of_all_ranks_become_one_panel_with_their_captions(ranks: Callable[..., Ranks], temporary: Path) -> None:
-    unit = ranks(3, run=Looking())
-    unit.log_all(lambda rank: {"samples": gathered(images(50 * rank, rank), caption=["cat", None][:rank])}, 1)
-    unit.close()
-    assert unit.run.rows == [
-        {
-            "global_step": 1,
-            "samples": [("rank 1: cat", (50,) * 3), ("rank 2: cat", (100,) * 3), ("rank 2", (101,) * 3)],
-        }
-    ]
-    assert not list(temporary.iterdir()), "temporary files for W&B are removed"
 
 
 def test_columns_that_differ_are_matched_by_name(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:

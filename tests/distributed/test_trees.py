@@ -6,13 +6,12 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torchmetrics
 from limits import Limit
-from units import HASTY, QUICK, SOON, Ranks, Row, eventually
+from units import HASTY, SOON, Ranks, Row, eventually
 
 from dist_wandb import gathered
 from dist_wandb.exchange import transport
@@ -122,32 +121,6 @@ def test_if_the_primary_dies_all_others_report_lost_rows(
         assert sum(what in message for message in caplog.messages) == 1
     assert sum("Lost rank 0 after step 0" in message for message in caplog.messages) == 1
     assert len(caplog.messages) == 9
-
-
-@pytest.mark.usefixtures("fan_out")
-def test_survivors_continue_without_a_node_that_dies(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(9, reduce="sum", per_node=3)
-    unit.write_all({"ones": 1}, 0)
-    unit.together(lambda exchange: exchange.close(failed=True), 3, 4, 5)
-    others = (0, 1, 2, 6, 7, 8)
-    unit.log_all({"ones": 1}, 1, ranks=others)
-    unit.close(*others)
-    assert unit.last("ones") == {0: 9, 1: 6}
-    assert unit.flagged() == {1: 3}
-
-
-@pytest.mark.usefixtures("fan_out")
-def test_late_ranks_join(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(9, *range(7), reduce="sum", per_node=3, limits=replace(QUICK, join_timeout=1.0))
-    unit.log_all({"ones": 1}, 0, ranks=range(7))
-    unit.flush()
-    unit.open(7, 8)
-    eventually(lambda: all(len(exchange.rounds.table.ranks.members) == 9 for exchange in unit.exchanges.values()))
-    unit.write_all({"ones": 1}, 1)
-    generations = [exchange._worker.participation.generation for exchange in unit.exchanges.values()]
-    assert {known and known.nodes for known in generations} == {(0, 0, 0, 1, 1, 1, 2, 2, 2)}
-    unit.close()
-    assert unit.last("ones") == {0: 7, 1: 9}
 
 
 def test_a_slow_network_is_not_mistaken_for_a_dead_rank(

@@ -367,13 +367,11 @@ def file_of(lines: bytes) -> bytes:
 
 
 def decoded(data: bytes) -> Iterator[records.Record]:
-    """Yield the records of a file."""
     decoder = records.Decoder()
     yield from filter(None, map(decoder.decoded, RecordFile(io.BytesIO(data), 2**20).records()))
 
 
 def inspections() -> list[bytes]:
-    """Return records of all kinds in JSON."""
     about = {"run_id": "exp", "display_name": "night", "project": "digits", "run_group": "g", "job_type": "t"}
     config = {"lr": 0.1, "net": {"layers": [1, 2]}, "_wandb": {}}
     picture = {"image._type": "image-file", "image.path": "media/images/a.png", "image.width": 28, "image.size": 3}

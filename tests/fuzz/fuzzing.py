@@ -46,8 +46,6 @@ _TOKENS = (
 
 
 class FindingError(AssertionError):
-    """An input that violates the rules."""
-
     def __init__(self, message: str, data: bytes) -> None:
         super().__init__(message)
         self.data = data
@@ -55,8 +53,6 @@ class FindingError(AssertionError):
 
 @dataclass(frozen=True)
 class Target:
-    """A parser."""
-
     name: str  # also of the directory with its findings
     read: Callable[[bytes], object]  # the parser; it also uses the value like its callers
     seeds: Callable[[], Sequence[bytes]]  # valid inputs, which are read without an exception

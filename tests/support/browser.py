@@ -108,7 +108,6 @@ class Page:
         raise AssertionError(f"not within {_LIMIT} s: {expression}; errors: {self.errors}")
 
     def size(self, width: int, height: int, *, mobile: bool = False) -> None:
-        """Change the size of the window."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
     def prefer(self, scheme: str) -> None:
@@ -116,7 +115,6 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def key(self, key: str, *, text: str = "") -> None:
-        """Press a key."""
         codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39}
         code = {"ArrowDown": 40, **codes}.get(key, ord(key[0].upper()))
         typed = text or (key if len(key) == 1 else "\r" if key == "Enter" else "")
@@ -125,7 +123,6 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def screenshot(self, path: Path) -> None:
-        """Write the contents of the window as a PNG file."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     _own = ""

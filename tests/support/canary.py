@@ -48,7 +48,6 @@ class Listener:
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
     def close(self) -> None:
-        """Stop listening."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -80,7 +79,6 @@ class Victim:
 
     @property
     def home(self) -> Path:
-        """The home directory."""
         return self.directory / "home"
 
     @property

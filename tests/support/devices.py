@@ -25,14 +25,11 @@ cuda: Any = torch.cuda  # not all of it has types
 
 
 class Cuda:
-    """The CUDA device of the machine."""
-
     def tensor(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a tensor without dimensions on the device, made without waiting for it."""
         return torch.full((), value, device="cuda").to(dtype)
 
     def stream(self) -> contextlib.AbstractContextManager[object]:
-        """Make another stream the current one."""
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())
         return cuda.stream(side)  # type: ignore[no-any-return]

@@ -36,11 +36,9 @@ class History:
         return {name for row in self.rows for name in row if not name.startswith("_")} - {self.x}
 
     def rows_with(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows that contain `name`."""
         return [row for row in self.rows if name in row]
 
     def values(self, name: str) -> list[Any]:
-        """Return all values of a name, in the order of writing."""
         return [row[name] for row in self.rows_with(name)]
 
     def last(self, name: str) -> dict[int, Any]:
@@ -65,7 +63,6 @@ class History:
 
     @property
     def is_flagged(self) -> bool:
-        """Return whether any row is marked as degraded."""
         return DEGRADED in self.names
 
 
@@ -87,13 +84,11 @@ def history_of(run: StoredRun, x: str = "global_step") -> History:
 
 
 def rank_of(run: StoredRun) -> int:
-    """Return the global rank of the writer of a run."""
     assert run.sidecar is not None, f"{run.path} has no sidecar"
     return run.sidecar.global_rank
 
 
 def at(steps: Iterable[int], value: float) -> dict[int, float]:
-    """Return the same value for all steps."""
     return dict.fromkeys(steps, value)
 
 

@@ -32,8 +32,6 @@ UPLOAD = "dist-wandb-upload"
 
 @dataclass(frozen=True)
 class Tree:
-    """One hostile directory."""
-
     name: str  # also the id of its run
     build: Build  # given the directory that wandb would have been given, and the victim
     shown: Shown  # "passed over" if the tree contains no file with the name of a run file

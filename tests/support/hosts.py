@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from processes import free_port
+from ranks import rank_commands
 
 INTERFACE = "net0"  # the interface of each host, in addition to loopback
 _MARK = "DIST_WANDB_TEST_HOST"
@@ -78,7 +79,6 @@ class Hosts:
             self._signal(host, signal.SIGSTOP)
 
     def mend(self, host: int) -> None:
-        """Undo `cut`."""
         if self.are_real:
             _ip("-n", _namespace("switch"), "link", "set", f"h{host}", "up")
         else:
@@ -188,13 +188,7 @@ def ranks_on(
         per_host: Number of ranks on each host.
         variables: Environment variables in addition to torchrun's.
     """
-    hosts, port = len(made.addresses), free_port()
-    world = {"WORLD_SIZE": hosts * per_host, "LOCAL_WORLD_SIZE": per_host, "GROUP_WORLD_SIZE": hosts}
-    commands = []
-    for rank in range(hosts * per_host):
-        host, local_rank = divmod(rank, per_host)
-        place = {"RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": host, "NODE_RANK": host}
-        meeting = {"MASTER_ADDR": made.addresses[0], "MASTER_PORT": port}
-        assignments = [f"{name}={value}" for name, value in {**world, **place, **meeting, **variables}.items()]
-        commands.append(made.on(host, "env", *assignments, sys.executable, script, *map(str, arguments)))
-    return commands
+    layout = (per_host,) * len(made.addresses)
+    variables = {"MASTER_ADDR": made.addresses[0], **variables}
+    commands = rank_commands(script, *arguments, layout=layout, variables=variables)
+    return [made.on(rank // per_host, *command) for rank, command in enumerate(commands)]

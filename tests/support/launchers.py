@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from processes import free_port
+from ranks import Command, with_variables
 from stored import COMBINATIONS
 
 How = Literal["real", "processes", "variables"]
 When = Literal["before", "after"]
 Environ = Mapping[str, str]
-Command = list[str | Path]
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "evidence.md"
@@ -47,13 +47,12 @@ class Launcher:
     local_ranks: tuple[int, ...] = ()  # of each global rank, if they are not consecutive on each node
 
     def commands(self, script: Path, *arguments: object) -> list[Command]:
-        """Return the commands of a job whose ranks run a script."""
         words: Command = [script, *(str(argument) for argument in arguments), *self.when]
         if self.start is not None:
             return self.start(words)
         assert self.variables is not None
         everywhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        return [_with({**everywhere, **rank}, words) for rank in self.variables(self.layouts[0])]
+        return [with_variables({**everywhere, **rank}, *words) for rank in self.variables(self.layouts[0])]
 
     def cells(self) -> set[tuple[str, str, str]]:
         """Return the promises of the table: `(when, run mode, rank scope)`."""
@@ -63,10 +62,6 @@ class Launcher:
 def variables(pairs: str) -> dict[str, str]:
     """Return variables that are written as ``NAME=VALUE NAME=VALUE``."""
     return dict(pair.split("=") for pair in pairs.split())
-
-
-def _with(variables: Environ, words: Command) -> Command:
-    return ["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable, *words]
 
 
 def _ranks(layout: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
@@ -91,9 +86,10 @@ def _torchrun_by_environment(words: Command) -> list[Command]:
     """torchrun as configured by Kubeflow's Trainer, where each rank has one visible device."""
     place = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
     return [
-        _with(
+        with_variables(
             {**place, "PET_NODE_RANK": str(node), "PET_NPROC_PER_NODE": str(size)},
-            ["-m", "torch.distributed.run", "--virtual-local-rank", *words],
+            "-m",
+            *("torch.distributed.run", "--virtual-local-rank", *words),
         )
         for node, size in enumerate((1, 3))
     ]
@@ -211,7 +207,6 @@ def _row(*cells: str) -> str:
 
 
 def table_in(text: str) -> str:
-    """Return the table of a document."""
     return text.partition(_MARKS[0])[2].partition(_MARKS[1])[0]
 
 

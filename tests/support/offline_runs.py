@@ -33,7 +33,6 @@ def sidecar_record(**changes: Any) -> dict[str, Any]:
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    """Leave so many bytes free on every disk."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
 
 

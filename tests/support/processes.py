@@ -105,7 +105,6 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
 
     def living(self) -> list[int]:
-        """Return the ids of the job's living processes."""
         return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and self._is_mine(path)]
 
     def _is_mine(self, process: Path) -> bool:

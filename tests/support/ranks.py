@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from processes import free_port
 
+Command = list[str | Path]
+NONE: Mapping[str, object] = MappingProxyType({})
 
-def rank_commands(script: Path, *arguments: object, world_size: int) -> tuple[list[str | Path], ...]:
-    """Return the commands that start `script` as the ranks of one node, like a launcher."""
-    world = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "NODE_RANK": 0, "GROUP_RANK": 0}
+
+def with_variables(variables: Mapping[str, object], script: str | Path, *arguments: object) -> Command:
+    """Return the command that runs a script, or a module after ``-m``, with environment variables."""
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *assignments, sys.executable, script, *map(str, arguments)]
+
+
+def rank_commands(
+    script: Path,
+    *arguments: object,
+    world_size: int = 1,
+    layout: Sequence[int] = (),
+    variables: Mapping[str, object] = NONE,
+) -> tuple[Command, ...]:
+    """Return the commands that start `script` as ranks, like a launcher.
+
+    Args:
+        script: The script of each rank.
+        arguments: Arguments of the script.
+        world_size: Number of ranks, if all are on one node.
+        layout: Number of ranks on each node, if there are several.
+        variables: Environment variables of all ranks, in addition to those of a launcher or instead of them.
+    """
+    layout = layout or (world_size,)
+    world = {"WORLD_SIZE": sum(layout), "GROUP_WORLD_SIZE": len(layout)}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    words = [str(argument) for argument in arguments]
-    commands: list[list[str | Path]] = []
-    for rank in range(world_size):
-        variables = {"RANK": rank, "LOCAL_RANK": rank, **world, **meeting}
-        assignments = [f"{name}={value}" for name, value in variables.items()]
-        commands.append(["env", *assignments, sys.executable, script, *words])
+    commands: list[Command] = []
+    for node, size in enumerate(layout):
+        for local in range(size):
+            place = {"RANK": len(commands), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": size}
+            place |= {"NODE_RANK": node, "GROUP_RANK": node}
+            commands.append(with_variables({**place, **world, **meeting, **variables}, script, *arguments))
     return tuple(commands)

@@ -99,7 +99,6 @@ def row(step: int, values: Mapping[str, Any] | None = None) -> Record:
 
 
 def definition(pattern: str = "*", axis: str = "global_step") -> Record:
-    """Return the definition of an x axis for a pattern of metrics."""
     record = pb.Record()
     record.metric.glob_name, record.metric.step_metric = pattern, axis
     return record

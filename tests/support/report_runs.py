@@ -21,7 +21,6 @@ START = 1_700_000_000
 
 
 def one_run(top: Path) -> Run:
-    """Return the only run of a report of a directory."""
     (found,) = build([top]).runs
     return found
 
@@ -41,7 +40,6 @@ def history(values: Mapping[str, Any]) -> Record:
 
 
 def sample(second: float, values: Mapping[str, float]) -> Record:
-    """Return a sample of system metrics at a number of seconds after the start."""
     record = pb.Record()
     record.stats.timestamp.FromMilliseconds(int((START + second) * 1000))
     for name, value in values.items():
@@ -51,14 +49,12 @@ def sample(second: float, values: Mapping[str, float]) -> Record:
 
 
 def printed(text: str) -> Record:
-    """Return a piece of console output."""
     record = pb.Record()
     record.output_raw.output_type, record.output_raw.line = pb.OutputRawRecord.STDOUT, text
     return record
 
 
 def png(width: int = 32, height: int = 32, shift: int = 0) -> bytes:
-    """Return a small PNG image."""
     made = Image.new("RGB", (width, height))
     made.putdata([((x * 8 + shift) % 256, (y * 8) % 256, 120) for y in range(height) for x in range(width)])
     content = io.BytesIO()
@@ -67,7 +63,6 @@ def png(width: int = 32, height: int = 32, shift: int = 0) -> bytes:
 
 
 def jpeg() -> bytes:
-    """Return a small JPEG image."""
     content = io.BytesIO()
     Image.new("RGB", (24, 16), (200, 90, 40)).save(content, "JPEG")
     return content.getvalue()
@@ -191,7 +186,6 @@ def sweep(top: Path, runs: int = 30, steps: int = 40) -> None:
 
 
 def environment(number: int) -> Record:
-    """Return the record of host, devices and command."""
     record = pb.Record()
     about = record.environment
     about.host, about.python, about.program = f"node-{number % 2}", "CPython 3.11.7", "train.py"

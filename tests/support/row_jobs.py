@@ -22,8 +22,6 @@ SAME_CALLS = ("lockstep", "lag", "long lag")  # all ranks make the same calls in
 
 @dataclass(frozen=True)
 class Post:
-    """A call of `log`, to be made."""
-
     at: float  # seconds
     names: tuple[str, ...]
     step: int | None
@@ -31,8 +29,6 @@ class Post:
 
 
 class Event(NamedTuple):
-    """A rank comes or goes."""
-
     at: float
     what: str  # "die", "stall" or "come"
     rank: int
@@ -40,8 +36,6 @@ class Event(NamedTuple):
 
 @dataclass
 class Job:
-    """What the ranks of a unit do."""
-
     kind: str
     size: int
     with_steps: bool
@@ -92,7 +86,6 @@ class Job:
     # The simulation
 
     def run(self) -> Unit:
-        """Run the job to its end."""
         self.unit = unit = Unit(self.size, [AXIS] if self.with_axis else ())
         if self.absent:
             unit.absent.update(self.absent)

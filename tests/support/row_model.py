@@ -22,8 +22,6 @@ from dist_wandb.exchange.protocol.table import Row
 
 @dataclass
 class Written:
-    """A row, and the calls that its numbers come from."""
-
     row: Row
     owner: Logged
     givers: dict[Key, frozenset[Life]]

@@ -22,8 +22,6 @@ Values = Mapping[str, float]
 
 
 class Logged(NamedTuple):
-    """One call of `log`."""
-
     life: Life
     number: int  # of its life's calls
     step: int | None
@@ -243,7 +241,6 @@ class Unit:
         raise AssertionError("calls are never taken")
 
     def close(self) -> None:
-        """Let all members close, and run rounds until nothing remains."""
         for rank in self.members:
             self.machines[rank].intent = Intent.CLOSING
         for _ in range(MOST_ROUNDS):

@@ -54,8 +54,6 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a part."""
-
     part: Part
     passed: int
     failed: int
@@ -177,7 +175,6 @@ class Started:
             stack.callback(_end, self._process)
 
     def outcome(self) -> Outcome:
-        """Wait for the part to end, and return its result."""
         code = 1 if self._process is None else self._process.wait()
         seconds = time.monotonic() - self._began
         if self._output is not None:

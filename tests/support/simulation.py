@@ -43,8 +43,6 @@ _GLOO_ADDRESS = 150  # bytes, about, that gloo puts into the store for each memb
 
 
 class Task(greenlet):  # type: ignore[misc]  # it ships no types
-    """One thread of one rank."""
-
     def __init__(self, world: World, rank: int, function: Callable[[], Any]) -> None:
         super().__init__(function, world.hub)
         self.rank = rank
@@ -133,7 +131,6 @@ class World:
         return task.is_woken
 
     def wake(self, task: Task, at: float | None = None) -> None:
-        """Resume a waiting task."""
         self._push(self.now if at is None else at, task, task.turn, is_woken=True)
 
     def _push(self, at: float, task: Task, turn: int, *, is_woken: bool) -> None:
@@ -175,7 +172,6 @@ class World:
         return seconds * self.random.uniform(0.0, 2.0) if self._is_random else seconds
 
     def end(self) -> None:
-        """End all tasks that have not ended, without visible effects."""
         self.is_over = True
         for task in self._tasks:
             if task and not task.dead:
@@ -435,7 +431,6 @@ class ProcessGroup:
         self._store = store
 
     def is_connected(self) -> bool:
-        """Return whether all members have arrived."""
         return len(self.room.here) == self.size and not self.room.gone
 
     def connect(self) -> None:

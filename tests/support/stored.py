@@ -23,8 +23,6 @@ PATIENT = 4.0  # s, a heartbeat: the first row of a name waits five heartbeats f
 
 
 class Rank(TypedDict):
-    """One rank of a test vector."""
-
     global_rank: int
     local_rank: int
     node_rank: int
@@ -78,7 +76,6 @@ def read_run(path: Path, metrics: Iterable[str] | None = ("*",)) -> StoredRun:
 
 
 def read_files(paths: Iterable[Path]) -> tuple[list[StoredRun], dict[Path, ReadError]]:
-    """Return the runs of files in order, and the errors of the others."""
     runs, errors = read_each({path: Directory.at(path.parent) for path in paths}, reading.read_run)
     return runs, dict(errors)
 

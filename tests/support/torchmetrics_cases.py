@@ -23,8 +23,6 @@ Options = Mapping[str, Any]
 
 
 class Case(NamedTuple):
-    """One configuration of a metric."""
-
     name: str  # the class and its arguments
     metric: str  # the class
     make: Callable[[], Any]

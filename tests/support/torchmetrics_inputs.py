@@ -33,7 +33,6 @@ class Draw:
         return torch.randn(*shape, generator=self._generator)
 
     def integers(self, high: int, *shape: int) -> Tensor:
-        """Integers below a bound."""
         return torch.randint(high, shape, generator=self._generator)
 
     def choices(self, items: Sequence[str]) -> list[str]:

@@ -75,7 +75,6 @@ class UnitExchange(CollectiveExchange):
         return len(self._worker.cycle.kept)
 
     def wait_for_peers(self, seconds: float) -> None:
-        """Change how long rows wait for other ranks."""
         self._worker.pacer.patience = seconds
 
     def wait_for_new_names(self, seconds: float) -> None:

@@ -198,7 +198,6 @@ class RecordedRun:
         return sum(max(lines, default=-1) + 1 if client == PLAIN else len(lines) for client, lines in placed.items())
 
     def tail(self, name: str) -> str | None:
-        """Return the last line of one streamed file, if any."""
         lines = [line for writer in self.writers.values() for line in writer.ordered(name)]
         return lines[-1] if lines else None
 
@@ -227,8 +226,6 @@ class RecordedArtifact:
 
 @dataclass
 class Records:
-    """All records of a server."""
-
     runs: dict[str, RecordedRun] = field(default_factory=dict)
     artifacts: dict[str, RecordedArtifact] = field(default_factory=dict)
 
@@ -256,7 +253,6 @@ class Records:
             raise KeyError(kind)
 
     def get(self, kind: str, owner: str, name: str) -> bytes:
-        """Return the content of a file of an artifact, or of its manifest."""
         artifact = self.artifacts[owner]
         return json.dumps(artifact.manifest).encode() if kind == "manifest" else artifact.files[name]
 

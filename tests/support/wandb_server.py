@@ -149,7 +149,6 @@ class WandbServer:
 
     @property
     def url(self) -> str:
-        """Address of the server."""
         return f"http://{_HOST}:{self.port}"
 
     def environment(self, directory: Path, **extra: str) -> dict[str, str]:
@@ -191,7 +190,6 @@ class WandbServer:
             self._http = None
 
     def restart(self) -> None:
-        """Listen again, on the same port."""
         if self._http is None:
             self._http = _HttpServer(self, self.port)
             self._http.begin()
@@ -203,13 +201,11 @@ class WandbServer:
             return copy.deepcopy(self._records.runs)
 
     def run(self, run_id: str) -> RecordedRun:
-        """Return a copy of the only run with an id, as recorded so far."""
         with self._changed:
             (found,) = [run for run in self._records.runs.values() if run.run_id == run_id]
             return copy.deepcopy(found)
 
     def trials(self, sweep: str) -> list[Trial]:
-        """Return copies of the current trials of a sweep."""
         with self._changed:
             return copy.deepcopy(self._graphql.sweeps.sweeps[sweep].trials)
 
@@ -220,7 +216,6 @@ class WandbServer:
 
     @property
     def artifacts(self) -> list[RecordedArtifact]:
-        """Copies of the artifacts recorded so far."""
         with self._changed:
             return copy.deepcopy(list(self._records.artifacts.values()))
 

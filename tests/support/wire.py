@@ -36,7 +36,6 @@ class Wire:
         return b"\n".join(map(bytes, self._traffic))
 
     def client(self) -> dist.TCPStore:
-        """Return a client of the store to which this leads."""
         return dist.TCPStore("127.0.0.1", self.port, is_master=False, wait_for_workers=False)
 
     def cut(self) -> None:
@@ -44,7 +43,6 @@ class Wire:
         self._open.clear()
 
     def mend(self) -> None:
-        """Resume forwarding, including data that arrived meanwhile."""
         self._open.set()
 
     def close(self) -> None:

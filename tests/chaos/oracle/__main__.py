@@ -1,7 +1,7 @@
 """Let W&B be the judge: run random scripts with stock wandb and with this package, and compare the runs.
 
 ``python tests/chaos/oracle --seeds 0-199 --ranks 1,2,3 --guards --jobs 2`` compares 200 scripts in five variants.
-``--seed 17`` prints the script and all rows side by side; with ``--shrink``, of the smallest script that still differs.
+``--seed 17`` prints the script and all rows side by side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from oracle.frameworks import FRAMEWORKS, FrameworkResult
 from oracle.frameworks import judge as judge_framework
 from oracle.running import Result, Variant, judge
 from oracle.scripts import draw
-from oracle.shrinking import shrunk
 from warm import served
 
 _AT_ONCE = 20  # scripts of one job
@@ -56,8 +55,6 @@ def main() -> int:
                 broken += 1
                 traceback.print_exception(error)
     differing = _sum_up(results, time.monotonic() - begin)
-    if options.shrink:
-        _shrink(results)
     return 1 if differing or broken else 0
 
 
@@ -72,7 +69,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", default="1,2,3", help="numbers of ranks that all make the same calls (1,2,3)")
     parser.add_argument("--guards", action="store_true", help="also with two ranks of which only rank 0 logs, or opens")
     parser.add_argument("--jobs", type=int, default=2, help="number of jobs that run in parallel (default: 2)")
-    parser.add_argument("--shrink", action="store_true", help="then shrink one script of each kind in each variant")
     return parser.parse_args()
 
 
@@ -110,17 +106,6 @@ def _sum_up(results: Sequence[Result], seconds: float) -> int:
             seeds = " ".join(sorted(names, key=lambda name: (len(name), name)))
             sys.stdout.write(f"    {kind}: {len(names)} of {len(its)}: {seeds}\n")
     return sum(bool(result.differences) for result in results)
-
-
-def _shrink(results: Sequence[Result]) -> None:
-    """Print a small script for each kind of difference in each variant, made from the smallest that has it."""
-    smallest: dict[tuple[str, str], Result] = {}
-    for result in sorted(results, key=lambda result: len(str(result.script))):
-        for difference in result.differences:
-            smallest.setdefault((str(result.variant), difference.kind), result)
-    for (variant, kind), result in smallest.items():
-        sys.stdout.write(f"\n--- {variant}, {kind}: {shrunk(result.script, result.variant, kind)}\n")
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -107,7 +107,6 @@ class Row:
 
     @property
     def text(self) -> str:
-        """Its values as text."""
         return json.dumps(dict(sorted(self.values.items())))
 
     def cells(self, *, with_x: bool = True) -> Counter[str]:
@@ -118,8 +117,6 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference."""
-
     kind: str  # its kind, such as ``row split``
     text: str  # what differs
 

@@ -64,7 +64,6 @@ class Model(LightningModule):
 
 
 def fit(name: str, logger: Any, *, is_stock: bool) -> None:
-    """Train one model."""
     data = DataLoader(TensorDataset(torch.arange(16.0).reshape(8, 2) / 16), batch_size=2)
     trainer = quiet_trainer(
         logger,

@@ -21,8 +21,6 @@ _LONGEST = 150.0  # seconds for a job, on a busy machine
 
 @dataclass(frozen=True)
 class Framework:
-    """The scripts of one framework."""
-
     name: str
     file: str  # the file that plays them
     scripts: tuple[str, ...]  # their names, which are the ids of their runs
@@ -67,8 +65,6 @@ FRAMEWORKS = (
 
 @dataclass(frozen=True)
 class FrameworkResult:
-    """The result of one script."""
-
     name: str  # names of framework and script
     ranks: int
     differences: list[Difference]  # what differs from stock, except what is intended

@@ -24,7 +24,6 @@ class PlannedError(Exception):
 
 
 def play(wandb: Any, script: dict[str, Any], directory: str, guard: str, options: dict[str, Any]) -> None:
-    """Carry out one script."""
     if guard == "init" and RANK:
         return
     is_writing = guard == "none" or not RANK
@@ -39,7 +38,6 @@ def play(wandb: Any, script: dict[str, Any], directory: str, guard: str, options
 
 
 def carry_out(owner: Any, operation: dict[str, Any]) -> None:
-    """Carry out one operation."""
     kind, values = operation["do"], operation.get("values", {})
     if kind == "log":
         given = {name: operation[name] for name in ("step", "commit") if name in operation}

@@ -41,8 +41,6 @@ VARIANTS = (Variant(1), Variant(2), Variant(3), Variant(2, "log"), Variant(2, "i
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one script in one variant."""
-
     script: Script
     variant: Variant
     differences: list[Difference]  # what differs from stock, except what is intended

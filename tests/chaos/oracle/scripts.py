@@ -25,8 +25,6 @@ STEPS = ("none", "each", "equal", "mixed", "back")
 
 @dataclass(frozen=True)
 class Script:
-    """A script."""
-
     name: str  # its name, which is the id of its run
     by: str  # whether it calls ``run.log`` (`run`) or ``wandb.log`` (`module`)
     config: dict[str, Any]  # config given to `init`
@@ -46,7 +44,6 @@ class Script:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The names of its own x axes."""
         definitions = (operation["options"] for operation in self.operations if operation["do"] == "define")
         return frozenset(options["step_metric"] for options in definitions if "step_metric" in options)
 
@@ -67,7 +64,6 @@ class ForStock:
 
 
 def to_json(scripts: Sequence[Script]) -> str:
-    """Return scripts as JSON, for `player.py`."""
     return json.dumps([asdict(script) for script in scripts])
 
 
@@ -156,7 +152,6 @@ def _as_python(operation: Operation, owner: str) -> str:
 
 
 def draw(seed: int) -> Script:
-    """Draw the script of a seed."""
     return _Drawing(random.Random(seed)).script(f"s{seed}")
 
 

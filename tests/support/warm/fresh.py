@@ -44,7 +44,6 @@ def shorten_ends() -> None:
 
 
 def note_libraries() -> None:
-    """Record the imported libraries."""
     _libraries.update(
         (name, module)
         for name, module in sys.modules.items()

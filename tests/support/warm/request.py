@@ -128,13 +128,11 @@ class ColdError(Exception):
 
 
 def rights_of(pid: int) -> tuple[str, ...]:
-    """Return the users, groups and capabilities of a process."""
     status = _status(pid)
     return tuple(status.get(name, "") for name in _RIGHTS)
 
 
 def namespaces_of(pid: int) -> dict[str, str]:
-    """Return the namespaces of a process."""
     return {
         kind: str(Path(f"/proc/{pid}/ns/{kind}").readlink())
         for kind in _NAMESPACES

@@ -144,8 +144,6 @@ def _put_off_media_directory() -> None:
 
 @dataclass
 class _Client:
-    """A stand-in, and the child forked for it."""
-
     connection: socket.socket
     child: int = 0
     early: list[int] = field(default_factory=list)

@@ -28,7 +28,6 @@ ESCAPE = r"\x1b\[[0-9;]*m"
 
 
 def shown(capsys: Capture, *argv: object, code: int = 0) -> str:
-    """Return the output of `dist-wandb show`."""
     assert main(["show", *map(str, argv)]) == code
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -173,7 +172,6 @@ def test_the_spread_over_ranks_is_in_the_line_of_its_metric(tmp_path: Path, caps
 
 
 def order_in(out: str) -> list[str]:
-    """Return the ids in the lines of a table, in order."""
     return [line.split()[1] for line in out.splitlines() if line.startswith("●")]
 
 

@@ -74,7 +74,6 @@ class Own:
 
     @property
     def threads(self) -> set[str]:
-        """The threads that have written, by name."""
         return {"here" if thread is threading.current_thread() else thread.name for thread in self.run.threads}
 
     @property

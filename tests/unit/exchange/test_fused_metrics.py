@@ -82,8 +82,6 @@ class Unit:
 
 
 class Shaped(torchmetrics.Metric):
-    """A state with the shape of the data."""
-
     total: torch.Tensor
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from dist_wandb.exchange.transport import BrokenError, GroupLayout
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.settings.options import DEFAULT_LIMITS, Limits
-from dist_wandb.settings.plan import Unit, unit_of
+from dist_wandb.settings.plan import Unit
 
 LONG = 60.0  # seconds; a rank that waits this long fails the test
 SHORT = 0.3
@@ -390,17 +390,6 @@ def test_a_generation_of_thousands_has_a_short_text() -> None:
     members = tuple(rank for rank in range(16_384) if rank // 8 != 77)
     gone = {rank: Departure("finished", rank) for rank in range(616, 624)}
     assert len(str(Generation(3, members, (), 9, 0, (), gone).as_list())) < 200
-
-
-@pytest.mark.parametrize("leader", ["first", "last"])
-@pytest.mark.parametrize("scope", ["global", "worker"])
-def test_global_ranks_of_unknown_members_follow_from_their_index(leader: Any, scope: Any) -> None:
-    topologies = [Topology(rank, rank % 4, rank // 4, 12, 4, 3, leader=leader) for rank in range(12)]
-    units = [unit_of(topology, scope) for topology in topologies]
-    for unit in units:
-        known = {other.index: other.global_rank for other in units if other.name == unit.name}
-        assert {index: unit.global_rank_of(index) for index in known} == known
-        assert unit.ranks_per_node == 4
 
 
 def test_the_latest_of_very_many_generations_is_found() -> None:

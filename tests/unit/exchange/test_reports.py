@@ -27,8 +27,6 @@ from dist_wandb.settings.plan import plan_run, unit_of
 
 
 class Clock:
-    """Returns the time that it is set to."""
-
     now = 1000.0
 
     def __call__(self) -> float:

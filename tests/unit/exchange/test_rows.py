@@ -76,7 +76,6 @@ class Unit:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the primary."""
         return self.runs[0].rows
 
     def log(

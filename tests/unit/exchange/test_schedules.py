@@ -158,8 +158,6 @@ Row = tuple[int, tuple[str, ...], float]  # step, names, and how long the rank w
 
 @dataclass(frozen=True)
 class Schedule:
-    """The events of a job."""
-
     size: int  # number of ranks
     per_node: int  # number of ranks on each node
     rows: Sequence[Row]  # the rows that all ranks log

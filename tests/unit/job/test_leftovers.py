@@ -24,7 +24,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
 
 @pytest.fixture
 def session(host: dist.TCPStore) -> Sessions:
-    """Return the keys of a session by number, for one of two ranks."""
     return lambda rank, number: job_store_of(host, rank, number)
 
 

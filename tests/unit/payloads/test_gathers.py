@@ -45,7 +45,6 @@ Log = Callable[[list[Any]], None]
 
 
 def sent(value: gathers.Gathered, rank: int = 0) -> Part:
-    """Encode and decode, as for another rank."""
     return decoded_of(logged(value), rank)
 
 
@@ -165,8 +164,6 @@ def test_later_changes_do_not_affect_gathered_values() -> None:
 
 
 class Frame:
-    """Like a pandas data frame."""
-
     columns = ("a", "b")
 
     def __len__(self) -> int:
@@ -241,8 +238,6 @@ def file_with(color: int, directory: Path) -> Path:
 
 
 class Figure:
-    """Like a matplotlib figure."""
-
     def savefig(self, file: Any, *, format: str) -> None:  # noqa: A002  # matplotlib's name
         Image.new("RGB", (3, 2), (1, 2, 3)).save(file, format=format)
 

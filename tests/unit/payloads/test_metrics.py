@@ -320,8 +320,6 @@ def test_inference_mode_does_not_affect_the_result() -> None:
 
 
 class Noted(MeanMetric):
-    """Notes the copies of its objects."""
-
     copies: ClassVar[list[weakref.ref[Metric]]] = []
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -44,7 +44,6 @@ class Stand:
         return self.fake.runs[1]
 
     def kill(self) -> None:
-        """Kill wandb's process."""
         self.lost.log = self.lost.finish = dead  # type: ignore[method-assign]
 
     def _replacement(self, *given: Any) -> Any:

@@ -23,8 +23,6 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 class Recorder:
-    """A run that only records calls of `log`."""
-
     def __init__(self) -> None:
         self.calls: list[tuple[dict[str, Any], dict[str, Any]]] = []
 

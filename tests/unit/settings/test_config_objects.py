@@ -147,9 +147,3 @@ def test_objects_of_values_that_are_set_later_are_plain_values(fake_wandb: FakeW
         "of": {"layers": PLAIN},
         "more": PLAIN,
     }
-
-
-def test_a_plain_config_is_passed_on_as_it_is(fake_wandb: FakeWandb) -> None:
-    config = {"lr": 0.1, "mlp": {"sizes": [8, 2]}}
-    dist_wandb.init(config=config)
-    assert fake_wandb.arguments[0]["config"] is config

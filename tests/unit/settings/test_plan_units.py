@@ -160,12 +160,6 @@ def test_the_primary_is_the_first_of_its_unit_and_the_others_follow_in_their_ord
     assert [tuple(unit_of(one, "worker").ranks) for one in last] == [(1, 0), (1, 0), (3, 2), (3, 2)]
 
 
-def test_a_rank_outside_of_the_unit_has_no_index() -> None:
-    outside = unit_of(Topology(3, 3, 0, 4, 4, 1), "global", [2, 0, 2])
-    assert outside == Unit("", -1, 2, 3, [0, 2], None)
-    assert not outside.is_member
-
-
 @pytest.mark.parametrize(
     ("topology", "ranks"),
     [

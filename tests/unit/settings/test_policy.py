@@ -117,12 +117,6 @@ def test_a_rank_without_a_run_knows_the_run_of_its_unit(mode: str, scope: str, e
 # --- required information ---------------------------------------------------------------------------------------------
 
 
-@given(layouts, modes, scopes)
-def test_a_base_id_is_required_exactly_if_the_plan_uses_it(layout: list[int], mode: RunMode, scope: RankScope) -> None:
-    for _, plan in plan_all(layout, mode, scope):
-        assert plan.needs_base_id is plan.opens_run
-
-
 @pytest.mark.parametrize(
     ("rank", "mode", "scope"),
     [(0, "auto", "global"), (2, "auto", "worker"), (1, "shared", "global"), (3, "new", "worker")],

@@ -58,7 +58,6 @@ def rows_of(path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[str]
 
 
 def printed(path: Path) -> list[dict[str, Any]]:
-    """Return the records that W&B's own reader prints."""
     options = ["leet", "inspect", "--no-observability", "--json", "--run-file"]
     command = [str(READER), *options, str(path), str(path.parents[1])]
     environment = {**os.environ, "WANDB_ERROR_REPORTING": "false", "WANDB_DIR": str(path.parent)}
@@ -88,7 +87,6 @@ def both_ways(path: Path) -> list[dict[str, str]]:
 
 
 def nested(names: Iterable[str], value: bytes) -> bytes:
-    """Return an item of a row."""
     return field_of(1, b"".join(field_of(2, name.encode()) for name in names) + field_of(16, value))
 
 
