@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from fakes import FakeRun, FakeWandb
 from limits import Limit
 
 import dist_wandb
 from dist_wandb.errors import UnavailableError
 from dist_wandb.runs import record, wandb_private
 from dist_wandb.runs.record import Record
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb
 
 
 def dead(*_: Any, **__: Any) -> None:

@@ -7,12 +7,13 @@ import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads, sync_of
+from fakes import FakeWandb
 from processes import wait_until
 
 from dist_wandb.errors import RendezvousError
@@ -22,9 +23,6 @@ from dist_wandb.session.config import own_config
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import encoded, given_values, publishable
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 
 def test_a_rank_that_has_used_other_values_before_its_session_says_so_once(open_rank: Open) -> None:
