@@ -6,18 +6,15 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from fakes import FakeWandb, Job
 from processes import started
 
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.conftest import FakeWandb, Job
 
 ASKS = """
 import time

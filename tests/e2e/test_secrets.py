@@ -14,6 +14,8 @@ from wire import tapped
 
 SECRET = "s3cr3t"  # noqa: S105  # prefix of all secrets of the script
 SCRIPT = Path(__file__).parent / "scripts" / "config_secrets.py"
+LINES = SCRIPT.read_text(encoding="utf-8").splitlines()
+INIT = next(number for number, line in enumerate(LINES, 1) if "with dist_wandb.init(" in line)
 
 
 def test_secrets_of_a_config_are_neither_in_the_store_nor_in_the_output(tmp_path: Path) -> None:
@@ -41,7 +43,8 @@ def test_secrets_of_a_config_are_neither_in_the_store_nor_in_the_output(tmp_path
 
     # Ordinary values are compared, published and shown as usual.
     assert b"max_tokens" in traffic
-    assert "given different configs: 'lr' is 1.5 on rank 1, but 0.5 on rank 0" in finished.output
+    warning = "UserWarning: The ranks were given different configs: 'lr' is 1.5 on rank 1, but 0.5 on rank 0"
+    assert f"config_secrets.py:{INIT}: {warning}" in finished.output
     assert finished.output.count("REFUSED config_sync='check', but the ranks were given different configs: 'lr'") == 2
     assert "'net' is {'size': 1, 'api_key': …, " in finished.output
     assert "W&B cannot hold these values" in finished.output

@@ -1,4 +1,4 @@
-"""Jobs that stand still say which rank stands where; healthy ones say nothing. `scripts/stalled.py` has more cases."""
+"""Jobs that stand still say which rank stands where; healthy ones say nothing."""
 
 from __future__ import annotations
 

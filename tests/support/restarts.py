@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from fakes import FakeWandb
 
 from dist_wandb.job.model import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.restart import DIRECTORY
 from dist_wandb.session.session import Session
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
-
 
 RECORDS = Path("wandb") / DIRECTORY
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 import wandb
+from fakes import FakeWandb, Job
 from wandb.sdk.lib import module as module_of_wandb
 from wandb.sdk.wandb_run import Run
 
@@ -29,7 +30,6 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job
     from typing_extensions import assert_type
 
     assert_type(dist_wandb.run, Session | None)

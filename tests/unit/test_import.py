@@ -40,11 +40,6 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_import_loads_neither_torch_nor_wandb_nor_a_framework() -> None:
-    loaded = run_python(f"import sys, dist_wandb; print([name for name in {HEAVY!r} if name in sys.modules])")
-    assert loaded == "[]"
-
-
 @pytest.mark.parametrize("name", ["init", "plan_run", "read_runs", "Topology", "NullRun", "TopologyError"])
 def test_names_without_a_framework_do_not_load_one(name: str) -> None:
     code = f"import sys; from dist_wandb import {name}; print([name for name in {HEAVY!r} if name in sys.modules])"
@@ -76,46 +71,46 @@ def test_the_package_lists_only_its_public_names() -> None:
     assert not [name for name in dir(dist_wandb) if name in sys.stdlib_module_names or hasattr(builtins, name)]
 
 
-@pytest.mark.parametrize(("integration", "extra", "framework"), [INTEGRATIONS[0], INTEGRATIONS[2]])
+@pytest.mark.parametrize(
+    ("blocked", "imported", "message"),
+    [
+        *(
+            (
+                [extra],
+                f"dist_wandb import {integration}",
+                f"{integration} needs {framework}, but {extra!r} is missing. Run: pip install 'dist-wandb[{extra}]'",
+            )
+            for integration, extra, framework in (INTEGRATIONS[0], INTEGRATIONS[2])
+        ),
+        (
+            LIGHTNINGS,
+            "dist_wandb import DistWandbLogger",
+            (
+                "DistWandbLogger needs Lightning, but cannot import 'lightning' or 'pytorch_lightning'. "
+                "Run: pip install 'dist-wandb[lightning]' or pip install 'dist-wandb[pytorch-lightning]'"
+            ),
+        ),
+        (
+            ["pytorch_lightning"],
+            "dist_wandb.lightning import PytorchLightningDistWandbLogger",
+            (
+                "DistWandbLogger needs Lightning, but cannot import 'pytorch_lightning'. "
+                "Run: pip install 'dist-wandb[pytorch-lightning]'"
+            ),
+        ),
+    ],
+    ids=["callback", "tracker", "logger", "logger of a name space"],
+)
 def test_an_integration_without_its_framework_suggests_the_pip_command(
-    integration: str, extra: str, framework: str
+    blocked: list[str], imported: str, message: str
 ) -> None:
     code = f"""
 try:
-    from dist_wandb import {integration}
+    from {imported}
 except ImportError as error:
     print(type(error).__name__, error)
 """
-    assert run_python(BLOCK.format(blocked=[extra]) + code) == (
-        f"MissingExtraError {integration} needs {framework}, but {extra!r} is missing. "
-        f"Run: pip install 'dist-wandb[{extra}]'"
-    )
-
-
-def test_the_logger_without_lightning_suggests_both_extras() -> None:
-    code = """
-try:
-    from dist_wandb import DistWandbLogger
-except ImportError as error:
-    print(type(error).__name__, error)
-"""
-    assert run_python(BLOCK.format(blocked=LIGHTNINGS) + code) == (
-        "MissingExtraError DistWandbLogger needs Lightning, but cannot import 'lightning' or 'pytorch_lightning'. "
-        "Run: pip install 'dist-wandb[lightning]' or pip install 'dist-wandb[pytorch-lightning]'"
-    )
-
-
-def test_a_name_space_that_is_named_and_missing_is_named_with_its_extra() -> None:
-    code = """
-try:
-    from dist_wandb.lightning import PytorchLightningDistWandbLogger
-except ImportError as error:
-    print(type(error).__name__, error)
-"""
-    assert run_python(BLOCK.format(blocked=["pytorch_lightning"]) + code) == (
-        "MissingExtraError DistWandbLogger needs Lightning, but cannot import 'pytorch_lightning'. "
-        "Run: pip install 'dist-wandb[pytorch-lightning]'"
-    )
+    assert run_python(BLOCK.format(blocked=blocked) + code) == f"MissingExtraError {message}"
 
 
 def test_without_any_framework_a_run_can_be_logged() -> None:

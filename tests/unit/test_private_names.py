@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import wandb
+from fakes import FakeWandb
 from processes import wait_until
 from wandb.integration.torch import wandb_torch
 from wandb.proto import wandb_internal_pb2
@@ -42,9 +43,6 @@ from dist_wandb.runs.wandb_private import (
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
 from dist_wandb.session.stalls.evidence import Collectives
 from dist_wandb.wandb_files import records
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 
 @pytest.mark.usefixtures("bare_environment")

@@ -6,7 +6,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from accelerate import PartialState
@@ -14,6 +14,7 @@ from accelerate import accelerator as accelerators
 from accelerate.tracking import GeneralTracker, WandBTracker
 from accelerate.utils import DistributedType, LoggerType
 from accelerate_state import Recorder, accelerator_with, look_like, quick, reset
+from fakes import FakeWandb
 
 import dist_wandb
 from dist_wandb import DistWandbTracker
@@ -23,9 +24,6 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -212,17 +210,6 @@ def test_on_another_rank_rows_go_to_the_session_of_the_script(
     DistWandbTracker(wrap=False).log({"loss": 1.0}, 3)
     session.finish()
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
-
-
-@pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
-def test_after_finish_init_trackers_opens_another_run(fake_wandb: FakeWandb, by_name: bool) -> None:
-    accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker())
-    for project in ("digits", "letters"):
-        accelerator.init_trackers(project, init_kwargs={"dist_wandb": {"run_mode": "new"}} if by_name else None)
-        accelerator.log({"loss": 0.5})
-        accelerator.get_tracker("dist_wandb").finish()
-    assert [arguments["project"] for arguments in fake_wandb.arguments] == ["digits", "letters"]
-    assert [run.rows for run in fake_wandb.runs] == [[{"loss": 0.5, "global_step": 0}]] * 2
 
 
 def test_accelerators_in_a_loop_without_end_training_have_one_run(

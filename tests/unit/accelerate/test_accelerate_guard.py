@@ -8,13 +8,14 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import accelerate
 import pytest
 from accelerate import Accelerator, PartialState
 from accelerate.tracking import GeneralTracker
 from accelerate_state import QUICK, Recorder, accelerator_with, look_like, quick
+from fakes import FakeWandb
 
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
@@ -22,9 +23,6 @@ from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.timed_caller import settle
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 WRAPPED = ("init_trackers", "log", "get_tracker", "end_training")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,15 +12,13 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 from accelerate_state import set_state
+from fakes import FakeWandb
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dist_wandb import ConfigurationError, DistWandbTracker
 from dist_wandb.accelerate.timings import PreparedTimings
 from dist_wandb.errors import UnsupportedVersionError
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

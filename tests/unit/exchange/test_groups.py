@@ -12,21 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from fakes import OnRanks
 from limits import Limit
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import BrokenError, destroy_closed, gloo, members_of, tree, tree_of, undestroyed
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
-
-if TYPE_CHECKING:
-    from tests.conftest import OnRanks
 
 Form = Callable[..., list[Any]]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fakes import FakeWandb
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -19,9 +20,6 @@ from lightning.pytorch.utilities.rank_zero import WarningCache
 from lightning_trainers import quiet_trainer
 
 from dist_wandb import DistWandbLogger
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 import wandb
+from fakes import FakeRun, FakeWandb
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_trainers import as_rank
@@ -21,9 +22,6 @@ from dist_wandb import DistWandbLogger
 from dist_wandb.job.model import Topology
 from dist_wandb.session import inherited_rank, registry
 from dist_wandb.settings.options import Limits
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb
 
 pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
 

@@ -7,10 +7,11 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from fakes import FakeWandb
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -22,9 +23,6 @@ from dist_wandb.job.model import Topology
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.session.restart import DIRECTORY, RestartStore
 from dist_wandb.settings.options import Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 NOTES = Path("wandb") / DIRECTORY
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from fakes import FakeWandb
 from lightning.pytorch import LightningModule, Trainer
 from lightning_trainers import quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dist_wandb import ConfigurationError, DistWandbLogger
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 STEP = ["data", "forward", "backward", None, "optimizer"]
 

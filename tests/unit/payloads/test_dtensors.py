@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from fakes import FakeWandb, Job, OnRanks
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
@@ -16,9 +17,6 @@ from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import whole
 from dist_wandb.payloads.scalars import copied_row, copied_weight
 from dist_wandb.session.remote_session import RemoteSession
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
 
 
 class FakeDTensor(torch.Tensor):

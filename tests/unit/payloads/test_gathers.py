@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -21,6 +21,7 @@ import pytest
 import torch
 import wandb
 from devices import StandIn
+from fakes import FakeWandb, Job, OnRanks
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
@@ -37,9 +38,6 @@ from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.gathers import decoded, differ, fair, gathered, gathered_table, merged_table
 from dist_wandb.runs import wandb_media
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
 
 Log = Callable[[list[Any]], None]
 

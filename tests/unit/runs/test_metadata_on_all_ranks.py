@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 import wandb
 from config_jobs import begin_to_open
+from fakes import FakeWandb, Job
 from units import eventually
 
 from dist_wandb.job.model import Topology
@@ -21,9 +22,6 @@ from dist_wandb.runs.run_metadata import METADATA
 from dist_wandb.session import opener
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
 NODES = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]

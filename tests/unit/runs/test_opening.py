@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import wandb
+from fakes import FakeRun, FakeWandb, Job, OnRanks
 from limits import Limit
 
 import dist_wandb
@@ -19,9 +20,6 @@ from dist_wandb.session import opener
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb, Job, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 DEAD = wandb.errors.CommError("Timed out\ninitializing run")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from fakes import FakeRun, FakeWandb
 from limits import Limit
 from wandb.sdk import wandb_setup
 
@@ -15,9 +16,6 @@ import dist_wandb
 from dist_wandb.errors import UnavailableError
 from dist_wandb.runs import record
 from dist_wandb.runs.record import Record
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb
 
 
 def dead(*_: Any, **__: Any) -> None:

@@ -6,20 +6,17 @@ import json
 import sys
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import wandb
+from fakes import FakeWandb
 from opened_runs import FIRST, opened
 
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_init import open_run
 from dist_wandb.settings.plan import plan_run
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
-
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

@@ -9,10 +9,11 @@ import re
 import stat
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import wandb
+from fakes import FakeWandb
 from opened_runs import FIRST, SECOND, SINGLE, opened
 
 from dist_wandb.errors import ConfigurationError
@@ -23,9 +24,6 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 OTHERS_SERVICE = f"3-{os.getppid()}-unix-/tmp/socket"
 OWN_SERVICE = f"3-{os.getpid()}-unix-/tmp/socket"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from fakes import FakeWandb
 from limits import Limit
 from opened_runs import FIRST, SECOND, opened
 
@@ -14,10 +15,6 @@ from dist_wandb.job.model import Topology
 from dist_wandb.runs import writer
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
-
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

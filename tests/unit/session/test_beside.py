@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 import wandb
+from fakes import FakeWandb, Job, OnRanks
 
 import dist_wandb
 from dist_wandb.job.model import Topology
@@ -17,9 +18,6 @@ from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.session import opener, registry
 from dist_wandb.settings.options import Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 OURS = {"step_metric": "global_step", "step_sync": False}

@@ -6,17 +6,15 @@ import asyncio
 import pickle
 import warnings
 from collections.abc import AsyncGenerator, Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from fakes import FakeWandb
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker, Session, get_run, wandb_init
 from dist_wandb.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 MonkeyPatch = pytest.MonkeyPatch
 

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import wandb
+from fakes import FakeWandb, Job, OnRanks
 from processes import clean_environment
 from units import eventually
 from wandb.sdk.wandb_alerts import AlertLevel
@@ -24,9 +25,6 @@ from dist_wandb.job.timed_caller import UnansweredError
 from dist_wandb.session import own_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
 
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 

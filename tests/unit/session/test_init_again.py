@@ -6,17 +6,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import wandb
+from fakes import FakeWandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.session import registry
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 
 def ended(fake: FakeWandb) -> list[list[int | None]]:

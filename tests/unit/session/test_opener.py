@@ -10,12 +10,13 @@ import warnings
 from collections import UserDict, UserList, deque
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch.distributed as dist
 import wandb
+from fakes import FakeWandb, Job, Meeting, OnRanks
 from limits import Limit
 from units import eventually, live_exchanges
 
@@ -34,9 +35,6 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import unit_of
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, Meeting, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 

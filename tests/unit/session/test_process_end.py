@@ -12,19 +12,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
+from fakes import FakeWandb
 from limits import Limit
 
 import dist_wandb
 from dist_wandb.session import registry
 from dist_wandb.session.registry import ProcessEnd, exit_code_of
 from dist_wandb.session.stalls import watcher
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
 

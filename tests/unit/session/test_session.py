@@ -7,11 +7,12 @@ import inspect
 import re
 from dataclasses import fields
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from docstrings import documented_options
+from fakes import FakeWandb, Job, OnRanks
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
@@ -24,9 +25,6 @@ from dist_wandb.session.registry import holds
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import CONFIG_SYNCS, OPTION_NAMES, SYSTEM_METRICS, Limits, Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
 
 ALL_MODES = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]

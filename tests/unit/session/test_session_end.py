@@ -6,11 +6,12 @@ import contextlib
 import io
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 import wandb
+from fakes import FakeWandb, Job, OnRanks
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
@@ -21,9 +22,6 @@ from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.reduction import DEGRADED
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 

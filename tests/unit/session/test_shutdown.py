@@ -5,20 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from fakes import FakeWandb, Job, Meeting
 from limits import Limit
 from units import eventually
 
 from dist_wandb.exchange import interface
 from dist_wandb.job.model import Topology
+from dist_wandb.session.session import Session
 from dist_wandb.wandb_files.debug_log import log_of
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, Meeting
-
-    from dist_wandb.session.session import Session
 
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from counting import CountedStore, Counts
+from fakes import Meeting
 
 from dist_wandb.job.model import Topology
 from dist_wandb.session.session import Session
-
-if TYPE_CHECKING:
-    from tests.conftest import Meeting
 
 pytestmark = pytest.mark.slow
 

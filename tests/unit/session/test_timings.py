@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from fakes import FakeWandb, Job, OnRanks
 
 from dist_wandb.job.model import Topology
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.session import Session
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
 
 FOUR, TWO = ([Topology(rank, rank, 0, size, size, 1) for rank in range(size)] for size in (4, 2))
 MS = 1_000_000  # nanoseconds

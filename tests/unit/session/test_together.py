@@ -7,13 +7,14 @@ import math
 import re
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torchmetrics
+from fakes import FakeWandb, Job, OnRanks
 from units import eventually, live_exchanges
 
 import dist_wandb
@@ -23,9 +24,6 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.transformers import without_second_sum
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 

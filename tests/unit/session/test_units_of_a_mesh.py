@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from fakes import FakeWandb, Job
 
 from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.gathers import gathered_table
 from dist_wandb.session.session import Session
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job
 
 FOUR = [Topology(rank, rank, 0, 4, 4, 1) for rank in range(4)]
 

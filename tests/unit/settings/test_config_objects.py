@@ -7,17 +7,15 @@ from argparse import Namespace
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pydantic
 import pytest
+from fakes import FakeWandb, Job
 
 import dist_wandb
 from dist_wandb.job.model import Topology
 from dist_wandb.settings.config_values import given_values
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job
 
 
 @dataclass

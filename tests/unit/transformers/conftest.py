@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import wandb
 from accelerate_state import fresh_state
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
+from fakes import FakeWandb
 
 __all__ = ["fresh_state", "whole_run"]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from accelerate.utils import DistributedType
 from accelerate_state import set_state
+from fakes import FakeWandb
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 from transformers.integrations.integration_utils import WandbCallback
 
@@ -16,9 +17,6 @@ import dist_wandb
 from dist_wandb import ConfigurationError, DistWandbCallback, Limits
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_reduce, reduction_of
 from dist_wandb.transformers import without_second_sum
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 pytestmark = [pytest.mark.usefixtures("fresh_state"), pytest.mark.slow]
 

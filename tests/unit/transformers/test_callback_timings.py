@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from fakes import FakeWandb
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 from dist_wandb import DistWandbCallback
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 pytestmark = [pytest.mark.usefixtures("fresh_state"), pytest.mark.slow]
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 from config_jobs import LIMITS, Job, Open
+from fakes import OnRanks
 
 from dist_wandb.job.model import Topology
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
-
-if TYPE_CHECKING:
-    from tests.conftest import OnRanks
 
 
 @pytest.fixture

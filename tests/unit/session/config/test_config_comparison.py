@@ -8,22 +8,20 @@ import time
 import warnings
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from config_jobs import THREE, TWO, Colour, Job, Nameless, Open, alike, reads, sync_of
+from fakes import FakeWandb, Meeting, OnRanks
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import JobStore, RankValues
 from dist_wandb.job.model import Topology
 from dist_wandb.session.session import Session
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Meeting, OnRanks
 
 
 def given_differently(

@@ -6,16 +6,14 @@ import warnings
 from argparse import Namespace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import wandb
 from config_jobs import LOOP, TWO, Job, Nameless, Open, alike, reads
+from fakes import FakeWandb
 
 from dist_wandb.job.model import Topology
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -9,7 +9,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,6 +17,7 @@ import pytest
 import torch
 import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Colour, Job, Open, alike, reads, sync_of
+from fakes import FakeWandb
 from processes import wait_until
 
 from dist_wandb.errors import RendezvousError
@@ -26,9 +27,6 @@ from dist_wandb.session.config import own_config
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import encoded, given_values, publishable
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 
 def test_a_rank_that_has_used_other_values_before_its_session_says_so_once(open_rank: Open) -> None:
@@ -130,7 +128,7 @@ WRITTEN = {
 
 def test_what_a_rank_without_a_run_writes_reads_as_wandb_shows_it(job: Job) -> None:
     """The same on all ranks at once: a path is text, on which directories of all ranks depend."""
-    config = wandb.Config()
+    config = wandb.Config()  # type: ignore[attr-defined]  # public, but not declared
     config.update(WRITTEN)
     _, second = job(TWO, alike({}))
     second.config.update(WRITTEN)

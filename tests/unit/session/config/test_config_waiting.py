@@ -9,19 +9,17 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch.distributed as dist
 from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, connection_of, reads, sync_of
+from fakes import Meeting, OnRanks
 from units import eventually
 
 from dist_wandb.job.model import Topology
 from dist_wandb.session import job_link
-
-if TYPE_CHECKING:
-    from tests.conftest import Meeting, OnRanks
 
 
 def test_reading_the_config_waits_until_the_primary_has_opened_its_run(open_rank: Open) -> None:

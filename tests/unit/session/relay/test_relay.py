@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import wandb
+from fakes import FakeWandb, Job, OnRanks
 from limits import Limit
 from new_process import begin_new_process
 from processes import wait_until
@@ -36,9 +37,6 @@ from dist_wandb.job.model import Topology
 from dist_wandb.session import relay, remote_session
 from dist_wandb.session.relay import Relay
 from dist_wandb.session.remote_session import Address, RemoteSession
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, Job, OnRanks
 
 ONE = Topology.single()
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]

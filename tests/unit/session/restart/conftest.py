@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from fakes import FakeWandb, OnRanks
 from restarts import AGENT, Start, ranks
 
 from dist_wandb.job import job_identity, job_store
@@ -13,9 +14,6 @@ from dist_wandb.job.launch import Launch
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, OnRanks
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
+from fakes import FakeRun, FakeWandb, OnRanks
 from restarts import Start, kill, last_warnings, ranks
 
 from dist_wandb.errors import ReadError
@@ -16,9 +17,6 @@ from dist_wandb.runs import wandb_private
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb, OnRanks
 
 
 def changing(fake_wandb: FakeWandb, change: Callable[[FakeRun], object]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 import wandb
+from fakes import FakeWandb
 from restarts import AGENT, RECORDS, SLURM, Start, attempt, given, ids, kill, record_files
 
 from dist_wandb.job.launch import Launch
@@ -17,9 +18,6 @@ from dist_wandb.job.model import Topology
 from dist_wandb.runs import requested
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Limits, Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from fakes import FakeWandb, OnRanks
 from restarts import RECORDS, SLURM, Start, given, ids, kill, last_warnings, ranks
 from strangers import OBSTACLES, give_away
 
@@ -16,12 +17,8 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job import job_store
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.restart import RestartRecord
+from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, OnRanks
-
-    from dist_wandb.session.session import Session
 
 
 @pytest.mark.parametrize("resume", ["auto", True])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from fakes import FakeWandb
 from new_process import begin_new_process
 from restarts import RECORDS, SLURM, Start, given, kill, last_warnings, record_files
 
@@ -14,9 +15,6 @@ import dist_wandb
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.settings.options import Options
-
-if TYPE_CHECKING:
-    from tests.conftest import FakeWandb
 
 
 def test_the_record_describes_the_start(start: Start) -> None:
