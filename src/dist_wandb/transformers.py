@@ -18,6 +18,7 @@ from dist_wandb.errors import MissingExtraError
 try:
     from transformers.integrations import integration_utils
     from transformers.integrations.integration_utils import WandbCallback, rewrite_logs
+    from transformers.trainer_callback import DefaultFlowCallback
 except ModuleNotFoundError as _error:
     raise MissingExtraError(
         f"DistWandbCallback needs transformers, but {_error.name!r} is missing. Run: pip install "
@@ -132,6 +133,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
         self._session: Session | None = None
         self._has_other_axis = False
+        self._set_up_for: Any = None  # the arguments of the last Trainer whose config was written
         self._notices = Notices()
         measured = PreparedTimings(lambda: self._session, in_trainer=True)
         self._prepared = measured if check_timings(timings) else None
@@ -147,13 +149,15 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         return None if self._session is None else self._session.run
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Let code that asks whether the Trainer reports to wandb find that it does."""
+        """Let code that asks whether the Trainer reports to wandb find that it does, and callbacks an open run."""
+        _precede_others(self)
         if "wandb" not in args.report_to:
             args.report_to = _WithWandb(args.report_to)
 
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
         """Open the session of this rank, and let the stock callback set up the run of the primary."""
         self.on_init_end(args, state, None)  # the callback may have been added to an existing Trainer
+        self._set_up_for = args
         if args.process_index == 0 and "wandb" in [*args.report_to] and _is_beside_stock(self):
             self._notices.warn(
                 "both",
@@ -185,7 +189,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
                 self._session.finish()
             self._session, self._initialized = None, False
             args.run_name = None
-        if not self._is_open():
+        if not self._is_open() or args is not self._set_up_for:  # another Trainer writes its config, as with wandb
             self.setup(args, state, model, **kwargs)
         if self._prepared is not None:
             self._prepared.end()  # for a training that has failed before
@@ -273,10 +277,23 @@ def _named(args: Any, state: Any, arguments: Mapping[str, Any]) -> dict[str, Any
     return {**given, **arguments}
 
 
+def _lists_with(callback: DistWandbCallback) -> list[list[Any]]:
+    """Return the lists that hold this callback, among them that of its Trainer, which is not passed to callbacks."""
+    return [one for one in gc.get_referrers(callback) if isinstance(one, list)]
+
+
 def _is_beside_stock(callback: DistWandbCallback) -> bool:
-    """Return whether a Trainer's list of callbacks holds this one and the stock one: it is not passed to callbacks."""
-    lists = [one for one in gc.get_referrers(callback) if isinstance(one, list)]
-    return any(type(other) is WandbCallback for one in lists for other in one)
+    return any(type(other) is WandbCallback for one in _lists_with(callback) for other in one)
+
+
+def _precede_others(callback: DistWandbCallback) -> None:
+    """Move this callback in front of the script's own, where the Trainer has the stock one: these use the open run."""
+    # Also while the Trainer calls the callbacks in this list: each of them is called once.
+    for callbacks in _lists_with(callback):
+        if isinstance(callbacks[0], DefaultFlowCallback):  # not a list of the script's
+            at = callbacks.index(callback)
+            others = (i for i in range(at) if not type(callbacks[i]).__module__.startswith("transformers."))
+            callbacks.insert(next(others, at), callbacks.pop(at))
 
 
 def without_second_sum(reduce: Reduce) -> Reduce:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
+from dist_wandb.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError, as_usage_error
 
 try:
     from accelerate import Accelerator, PartialState
@@ -273,10 +273,11 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         may_wait = self.late_join.is_possible and self._last_run is None
         session = self.late_join.wait(self.late_join.options.limits.join_timeout if may_wait else 0.0)
         if session is None:
-            raise ConfigurationError(
+            error = ConfigurationError(
                 f"The DistWandbTracker of rank {PartialState().process_index} is not started, or finished already. "
                 "Call accelerator.init_trackers or DistWandbTracker.attach(accelerator) first, and end_training last."
             )
+            raise as_usage_error(error)
         return session
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:

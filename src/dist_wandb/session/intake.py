@@ -198,7 +198,7 @@ class Intake:
             own_weight = {name: own_weight for name in values if name not in times}
         thread = threading.get_ident()  # rows of child processes come from other threads
         self._first_thread = self._first_thread or thread
-        self._own.summary.logged.show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
+        self._show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
         in_order = thread == self._first_thread
         self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, self._own.summary.count))
 
@@ -213,8 +213,14 @@ class Intake:
         if step is None and self._own.has_our_axis and self._own.step_metric not in metrics:
             step = self.first_row + self.rows if self._last[0] is None else self._last[0]
         if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
-            self._own.summary.logged.show(metrics, step)
+            self._show(metrics, step)
         self._exchange.put(Contribution(metrics, step, commit, follows=self._own.summary.count))
+
+    def _show(self, values: Mapping[str, Any], x: int | None) -> None:
+        """Answer reads of the summary with a row; on a rank without a run, with the framework's x axis of it, too."""
+        if not self._own.run and not self._own.has_our_axis and self._own.step_metric is not None and x is not None:
+            values = {**values, self._own.step_metric: x}
+        self._own.summary.logged.show(values, x)
 
 
 def _flat(metrics: Mapping[str, Any], paths: Paths, rank: int) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from accelerate_state import Recorder, accelerator_with, look_like, quick, reset
 from fakes import FakeWandb
 
 import dist_wandb
-from dist_wandb import DistWandbTracker
+from dist_wandb import DistWandbTracker, UsageError
 from dist_wandb.accelerate import wrapping
 from dist_wandb.accelerate.start import current_topology
 from dist_wandb.errors import ConfigurationError
@@ -71,8 +71,9 @@ def test_the_run_can_be_read_after_the_end(fake_wandb: FakeWandb) -> None:
     accelerator.end_training()
     assert repr(accelerator.trackers[0]) == "<dist_wandb.DistWandbTracker without an open session>"
     assert accelerator.trackers[0].run is accelerator.get_tracker("wandb", unwrap=True) is fake_wandb.runs[0]
-    with pytest.raises(ConfigurationError, match="is not started, or finished already"):
+    with pytest.raises(ConfigurationError, match="is not started, or finished already") as raised:
         accelerator.log({"loss": 0.5})
+    assert isinstance(raised.value, UsageError), "scripts catch wandb's error"
 
 
 def test_arguments_of_the_stock_tracker_are_passed_to_wandb(fake_wandb: FakeWandb) -> None:

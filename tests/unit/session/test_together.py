@@ -86,6 +86,22 @@ def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb
     assert run.rows == [{"loss": 0.25, "tokens": 7, "lr": 0.0, "text": "of 0", **spread, "global_step": 7}]
 
 
+@pytest.mark.usefixtures("store", "fake_wandb")
+def test_a_rank_without_a_run_reads_a_frameworks_x_axis(on_ranks: OnRanks) -> None:
+    """As on the rank with the run."""
+    axis = "trainer/global_step"
+    options = Options(limits=Limits(join_timeout=30.0, finish_timeout=30.0, heartbeat=0.05))
+
+    def open_one(rank: int) -> Session:
+        return open_session(options, {}, integration="test", topology=TWO[rank], step_metric=axis, create_new=False)
+
+    sessions = on_ranks(2, open_one)
+    for session in sessions:
+        session.log({"loss": 0.5}, 3)
+    assert dict(sessions[1].summary) == {"loss": 0.5, axis: 3}
+    assert all_flushed(sessions)
+
+
 def test_nested_values_are_nested_in_the_run_whichever_rank_logs_them(
     job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import DistributedType
 from accelerate_state import set_state
 from fakes import FakeWandb
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import WandbCallback
 
 import dist_wandb
@@ -168,6 +168,13 @@ def test_a_second_training_continues_the_open_run_and_names_arguments_without_ef
     assert [any("train/loss" in row for row in run.rows) for run in whole_run.runs] == [True, True]
 
 
+def test_a_callback_of_two_trainers_writes_the_config_of_each(whole_run: FakeWandb, tmp_path: Path) -> None:
+    callback = DistWandbCallback()
+    for rate in (0.1, 0.2):
+        trainer_with(callback, out=tmp_path, max_steps=1, eval_strategy="no", learning_rate=rate).train()
+    assert [run.config["learning_rate"] for run in whole_run.runs] == [0.2]
+
+
 def test_each_trial_of_a_search_is_a_run(whole_run: FakeWandb, tmp_path: Path) -> None:
     callback = DistWandbCallback()
     trainer = trainer_with(callback, out=tmp_path)
@@ -210,6 +217,26 @@ def test_code_that_asks_whether_the_trainer_reports_to_wandb_finds_that_it_does(
     late.add_callback(DistWandbCallback())
     late.train()
     assert "wandb" in late.args.report_to
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_callback_of_the_script_finds_the_run_open_and_adds_nothing_to_rows(
+    is_ours: bool, whole_run: FakeWandb, tmp_path: Path
+) -> None:
+    class OfScript(TrainerCallback):  # type: ignore[misc]  # its base class is not typed
+        runs = 0
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            self.runs = len(whole_run.runs)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+            logs["of script"] = 1.0
+
+    of_script, given = OfScript(), "none" if is_ours else "wandb"
+    trainer = trainer_with(of_script, *[DistWandbCallback()] * is_ours, out=tmp_path, max_steps=1, report_to=given)
+    trainer.train()
+    assert of_script.runs == 1
+    assert not any("train/of script" in row for row in whole_run.runs[0].rows)
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
