@@ -171,7 +171,7 @@ def fake_wandb(
     """Replace `wandb.init`, keeping its signature. Nothing of wandb is started."""
     fake = FakeWandb(tmp_path / "fake-wandb")
 
-    @functools.wraps(wandb.init)
+    @functools.wraps(wandb.init, updated=())  # without the mark of a session that a simulation left open
     def init(**arguments: Any) -> FakeRun:
         return fake.init(**arguments)
 
