@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -349,7 +350,8 @@ class DistWandbLogger(StockLogger):
         session = self._holder.session
         if session is None:
             return
-        session.fail(1 if status == "failed" else None)
+        is_exit = isinstance(sys.exc_info()[1], SystemExit)  # which has a code of its own, also 0
+        session.fail(1 if status == "failed" and not is_exit else None)
         if status == "success":
             session.flush(together=True)  # on all ranks, so that users can read the values afterwards
         if self._holder.launch.is_child:

@@ -7,6 +7,7 @@ import inspect
 import os
 import pickle
 import re
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -346,6 +347,21 @@ def test_the_last_stage_of_the_trainer_decides_how_the_run_ends(
             logger.finalize(status)
         for session in registry.open_sessions():
             session.end_with_process(0, failed=False)
+
+    stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
+    assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_sys_exit_in_a_training_ends_the_run_with_its_code(tmp_path: Path, code: int) -> None:
+    def use(logger: WandbLogger) -> None:
+        logger.log_metrics({"loss": 0.5}, 1)
+        try:
+            sys.exit(code)
+        except SystemExit:
+            logger.finalize("failed")  # as the Trainer does
+        for session in registry.open_sessions():
+            session.end_with_process(code, failed=False)
 
     stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
     assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]
