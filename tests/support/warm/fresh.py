@@ -214,7 +214,8 @@ def _set_interpreter(request: Request, base_path: list[str]) -> None:
     first = request.target if request.kind == "script" else request.kind
     sys.argv[:] = [first, *request.arguments]
     sys.orig_argv[:] = [request.stand_in, *request.words]
-    sys.path[:] = [*request.search_path, *base_path]
+    before = request.search_path
+    sys.path[:] = [*before, *(entry for entry in base_path if entry not in before)]  # a .pth file adds no known entry
     sys.executable = request.stand_in
     sys.dont_write_bytecode |= bool(request.environment.get("PYTHONDONTWRITEBYTECODE"))
     importlib.invalidate_caches()
