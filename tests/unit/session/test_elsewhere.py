@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -184,9 +185,7 @@ def test_disabled_runs_take_every_row_on_all_ranks(job: Job, on_ranks: OnRanks) 
     assert [dict(session.summary)["loss"] for session in sessions[1:]] == [1.0, 2.0]
 
 
-def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(
-    job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     sessions = job(THREE, lambda _: {"config": {"lr": 0.1}})
     wandb.define_metric("loss", summary="min")
     wandb.watch(torch.nn.Linear(1, 1))
@@ -201,10 +200,11 @@ def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(
     opened = wandb.init(reinit="create_new")
     assert opened
     opened.finish()
-    on_ranks(1, lambda _: sessions[0].finish())
-    for _ in sessions[1:]:  # the last one first, as they share this process
-        assert not wandb.run
-        wandb.finish()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(sessions[0].finish)  # waits for the others
+        for _ in sessions[1:]:  # the last one first, as they share this process
+            assert not wandb.run
+            wandb.finish()
     assert wandb.run is None
     for call in (lambda: wandb.config["lr"], lambda: wandb.save("part.pt")):
         with pytest.raises(wandb.Error, match=r"must call wandb\.init"):
