@@ -350,7 +350,7 @@ class DistWandbLogger(StockLogger):
         session = self._holder.session
         if session is None:
             return
-        is_exit = isinstance(sys.exc_info()[1], SystemExit)  # which has a code of its own, also 0
+        is_exit = sys.exc_info()[0] is SystemExit  # with a code of its own; Lightning's for SIGTERM is derived from it
         session.fail(1 if status == "failed" and not is_exit else None)
         if status == "success":
             session.flush(together=True)  # on all ranks, so that users can read the values afterwards

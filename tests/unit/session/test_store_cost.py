@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from counting import CountedStore, Counts
+from counting import CountedStore, Counts, groups_in_memory
 from fakes import Meeting
 
 from dist_wandb.job.model import Topology
@@ -57,7 +57,8 @@ def test_store_requests_per_rank_are_independent_of_the_number_of_ranks(
         session.finish()
 
     meeting.store_of = lambda rank: CountedStore(meeting.store, rank, counts)
-    sessions = job([place(rank, size) for rank in range(size)], run_mode=mode, rank_scope=scope, limits=PATIENT)
-    on_ranks(size, lambda rank: use(sessions[rank]))
+    with groups_in_memory():
+        sessions = job([place(rank, size) for rank in range(size)], run_mode=mode, rank_scope=scope, limits=PATIENT)
+        on_ranks(size, lambda rank: use(sessions[rank]))
     families = ", ".join(f"{family} {number / size:.1f}" for family, number in counts.by_family().most_common())
     assert counts.per_rank(size) <= MOST, families
