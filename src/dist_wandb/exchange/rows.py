@@ -167,7 +167,7 @@ class Posting:
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
         if self._writes:
-            own, mine = Own(mine, commit, contribution.follows, self._exact(values)), {}
+            own = Own(mine, commit, contribution.follows, self._exact(values))
         if unit or others or own:
             names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
             call = _join(rounds.outbox, names, lanes, step, x, own) if continues else None

@@ -75,9 +75,8 @@ def known_topology() -> Topology | None:
     if group is not None:
         return group
     with suppress(TopologyError):  # the launcher's variables are incomplete: Lightning numbers the ranks later
-        if inherited_rank.holder() is not None:
-            return Topology.single()
-        return None if Launch.detect().is_lightning_child else Topology.from_environ()
+        topology, rank_holder = inherited_rank.known()
+        return None if rank_holder is None and Launch.detect().is_lightning_child else topology
     return None
 
 

@@ -136,10 +136,11 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
     and ``wandb.define_metric`` are replaced as well, unless wandb replaces them meanwhile. If this process has no run,
     ``wandb.log`` is that of the run that `is_current`, such as an attached one; all names of wandb use a stand-in.
     """
-    module, running, is_stand_in = sys.modules.get("wandb"), running_run(), isinstance(run, NullRun)
+    module, running = sys.modules.get("wandb"), running_run()
+    stand_in = run if isinstance(run, NullRun) else None
     is_used, removals = is_current and running is None, []
     for name, handler in handlers.items():
-        is_own = is_stand_in or name == "finish" or callable(getattr(type(run), name, None))
+        is_own = stand_in is not None or name == "finish" or callable(getattr(type(run), name, None))
         if not (is_own and hasattr(run, "__dict__") and hasattr(run, name)):  # a mock of a run, which a test inspects
             continue
         removals.append(intercept(run, name, handler))
@@ -149,10 +150,10 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
         if running is run and interception is not None:
             vars(module)[name] = interception.method
             removals.append(functools.partial(_restore, module, name, interception))
-        elif is_used and not is_stand_in and name == "log":
+        elif is_used and stand_in is None and name == "log":
             removals.append(intercept(module, name, handler))
-    if is_used and isinstance(run, NullRun):
-        removals.append(_serve(run))
+    if is_used and stand_in is not None:
+        removals.append(_serve(stand_in))
 
     def remove_all() -> None:
         for remove in removals:

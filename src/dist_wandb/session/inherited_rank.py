@@ -55,12 +55,20 @@ def in_group() -> Topology | None:
     return None if _is_fork() else Topology.from_torch_distributed()
 
 
-def detect() -> tuple[Topology, int | None]:
-    """Return the topology of this process, and the process that holds its rank if this one is a job of its own."""
+def known() -> tuple[Topology | None, int | None]:
+    """Return the topology of this process, and the process that holds its rank if this one is a job of its own.
+
+    There is no topology if neither a process group nor a launcher tells it.
+    """
     group = in_group()
     rank_holder = holder() if group is None else None
-    launched = Topology.from_environ() if group is None and rank_holder is None else group
-    return launched or Topology.single(), rank_holder
+    return (Topology.single() if rank_holder is not None else group or Topology.from_environ()), rank_holder
+
+
+def detect() -> tuple[Topology, int | None]:
+    """Return what is `known`, for a process of its own if there is no topology."""
+    topology, rank_holder = known()
+    return topology or Topology.single(), rank_holder
 
 
 def detect_or_none() -> Topology | None:
