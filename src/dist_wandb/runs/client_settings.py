@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from configparser import Error as ParserError
 from contextlib import contextmanager, suppress
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from dist_wandb.errors import ConfigurationError, ReadError
-from dist_wandb.wandb_files.small_files import LIMIT
+from dist_wandb.wandb_files.small_files import LIMIT, read_small
 
 if TYPE_CHECKING:
     import wandb
@@ -68,8 +68,7 @@ def users_settings() -> list[Path]:
 def own_entities() -> frozenset[str]:
     """Return the owners of runs that the user has set: by `WANDB_ENTITY`, or in the user's own settings file."""
     # A settings file of the current directory does not count: it may be a stranger's.
-    named = [setting_in(path, "entity", Path.read_bytes) for path in users_settings()]
-    return frozenset(filter(None, (os.environ.get("WANDB_ENTITY"), *named)))
+    return frozenset(filter(None, (os.environ.get("WANDB_ENTITY"), *users_values("entity").values())))
 
 
 def default_entity() -> str | None:
@@ -81,14 +80,25 @@ def default_entity() -> str | None:
     return entity
 
 
-def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | None:
-    """Return a setting in one of W&B's settings files, parsed as wandb does; `None` if it is not set."""
-    parser = ConfigParser()
-    try:
-        parser.read_string(read(path).decode("utf-8"))
-        return parser.get("default", name, fallback=None)
-    except (OSError, ValueError, ParserError, ReadError):
-        return None
+def users_values(name: str) -> dict[str, str]:
+    """Return a setting by path, from the user's own files that have it."""
+    return _values(name, users_settings(), Path.read_bytes)  # they may be links
+
+
+def workspace_values(name: str) -> dict[str, str]:
+    """Return a setting by path, from the current directory's files that have it: they may be a stranger's."""
+    return _values(name, workspace_settings(), read_small)
+
+
+def _values(name: str, paths: Iterable[Path], read: Callable[[Path], bytes]) -> dict[str, str]:
+    found = {}
+    for path in paths:
+        parser = ConfigParser()  # as wandb parses them
+        with suppress(OSError, ValueError, ParserError, ReadError):
+            parser.read_string(read(path).decode("utf-8"))
+            if (value := parser.get("default", name, fallback=None)) is not None:
+                found[str(path)] = value
+    return found
 
 
 def without_password(url: str) -> str:

@@ -29,15 +29,14 @@ from dist_wandb.notices import Notices
 from dist_wandb.runs import requested
 from dist_wandb.runs.client_settings import (
     client_settings,
-    setting_in,
-    users_settings,
+    users_values,
     without_password,
     without_values,
     workspace_settings,
+    workspace_values,
 )
 from dist_wandb.runs.requested import user_setting
 from dist_wandb.runs.wandb_private import inherits_service
-from dist_wandb.wandb_files.small_files import read_small
 
 if TYPE_CHECKING:
     import wandb
@@ -159,10 +158,9 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
             if not server.takes_key and server.source in map(str, paths):
                 found.append(f"base_url ({server.shown})")
         for name in _TRANSPORT_SETTINGS:
-            if user_setting(init_arguments, name) is None and f"WANDB_{name.upper()}" not in os.environ:
-                own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}
-                if any(setting_in(path, name, read_small) not in {None, *own} for path in paths):
-                    found.append(name)
+            is_set = user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ
+            if not is_set and set(workspace_values(name).values()) - set(users_values(name).values()):
+                found.append(name)
     if found and _notices.is_first("workspace"):
         _log.warning(
             "dist_wandb: %s of %s decides where your runs and your API key go, and your own settings do not name it. "
@@ -177,12 +175,11 @@ def _source_of(url: str) -> tuple[str, bool]:
     """Return the source of the server that wandb uses, and whether it is known to be the user's."""
     import wandb
 
-    own = [(str(path), setting_in(path, "base_url", Path.read_bytes)) for path in users_settings()]  # may be links
-    default = None if any(named for _, named in own) else str(wandb.Settings.model_fields["base_url"].default)
-    users = (("WANDB_BASE_URL", os.environ.get("WANDB_BASE_URL")), *own, ("W&B's default", default))
-    others = [(str(path), setting_in(path, "base_url", read_small)) for path in workspace_settings()]
-    for is_users, sources in ((True, users), (False, others)):
-        for source, named in sources:
+    own = users_values("base_url")
+    default = None if any(own.values()) else str(wandb.Settings.model_fields["base_url"].default)
+    users = {"WANDB_BASE_URL": os.environ.get("WANDB_BASE_URL"), **own, "W&B's default": default}
+    for is_users, sources in ((True, users), (False, workspace_values("base_url"))):
+        for source, named in sources.items():
             if named and _is_read_as(named, url):
                 return source, is_users
     return "wandb's settings", False

@@ -15,13 +15,11 @@ from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.runs.client_settings import (
     client_settings,
     hidden_values,
-    setting_in,
-    users_settings,
-    workspace_settings,
+    users_values,
+    workspace_values,
 )
 from dist_wandb.settings.config_values import plain
 from dist_wandb.settings.options import LIMIT_NAMES, OPTION_NAMES
-from dist_wandb.wandb_files.small_files import read_small
 
 if TYPE_CHECKING:
     from wandb import Settings
@@ -280,8 +278,7 @@ def naming(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
     """Return the W&B mode that is asked for anywhere but in `wandb.setup`; `None` for none. Does not import wandb."""
-    sources = dict.fromkeys(workspace_settings(), read_small) | dict.fromkeys(users_settings(), Path.read_bytes)
-    in_files = (setting_in(path, "mode", read) for path, read in sources.items())
+    in_files = (*workspace_values("mode").values(), *users_values("mode").values())
     return _WANDB_MODES.get(str(_asked(init_arguments, "mode") or next(filter(None, in_files), None)))
 
 
