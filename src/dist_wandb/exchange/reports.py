@@ -298,14 +298,15 @@ class Messages:
     def too_late(self, *, was_awaited: bool) -> None:
         """Warn that the others have ended their sessions; no other message reports what is lost by this."""
         rank, where = self._context.rank, self._context.rows.writing.last_position
+        fate = "not combined with their numbers" if self._context.rows.writes else "lost"
         self._context.warn(
             "lost",
             f"rank {rank} stalled, or was disconnected, after {where}, and returned after the other ranks had ended "
-            "their sessions. What it logged meanwhile is not combined with their numbers."
+            f"their sessions. What it logged meanwhile is {fate}."
             if was_awaited
-            else f"rank {rank} opened its session after the other ranks had ended theirs, so nothing that it logs is "
-            "combined with their numbers. Open the same runs in the same order on all ranks: a guard such as "
-            "`if rank == 0` may stay around log, but not around an init that is followed by others.",
+            else f"rank {rank} opened its session after the other ranks had ended theirs, so what it logs is {fate}. "
+            "Open the same runs in the same order on all ranks: a guard such as `if rank == 0` may stay around log, "
+            "but not around an init that is followed by others.",
         )
 
     def primary_is_unreachable(

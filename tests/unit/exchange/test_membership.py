@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from limits import Limit
 
 from dist_wandb.exchange import membership
-from dist_wandb.exchange.membership import Membership, Situation
+from dist_wandb.exchange.membership import Membership, Situation, generations
 from dist_wandb.exchange.membership.forming import Moved, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
 from dist_wandb.exchange.transport import BrokenError, GroupLayout
@@ -173,6 +173,15 @@ def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends() -> 
     job = Job(4)
     with pytest.raises(Moved):
         job.rank(2).arrive(LONG, Situation(is_due=lambda: True, may_move=True))
+
+
+def test_a_rank_that_ends_with_nothing_to_write_does_not_become_the_primary() -> None:
+    job = Job(2)
+    timer = threading.Timer(generations.APART + 0.2, job.stopped.add, [1])
+    timer.start()
+    with pytest.raises(Stopped):
+        job.rank(1).arrive(LONG, Situation(is_due=lambda: 1 in job.stopped, may_move=True))
+    assert job.rank(0).generations.get(0) is None
 
 
 def test_a_primary_that_has_opened_a_session_is_not_replaced() -> None:

@@ -81,7 +81,7 @@ def poll_until_stopped(
         while not is_stopped() and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LONGEST_PAUSE))
             if is_urgent():
-                return
+                break
         if is_stopped():
             raise Stopped
 
