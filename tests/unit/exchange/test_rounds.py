@@ -145,7 +145,11 @@ def exchange(unit: Unit, action: str, rank: int, number: int) -> None:
 
 
 BROKEN: dict[str, tuple[Any, str, Any]] = {
-    "each call has a row of its own": (Placing, "_home", lambda _self, call, _usual: call),
+    "each call has a row of its own": (
+        Placing,
+        "_homes",
+        lambda self, call, _usual: dict.fromkeys(self.calls[call].keys, call),
+    ),
     "nobody is awaited": (Contributors, "awaited", lambda *_args, **_more: (NOBODY, False)),
     "nobody is flagged": (Contributors, "lacking", lambda *_: NOBODY),
     "another owner": (plan.Segment, "owner", property(lambda self: list(self.starts)[-1])),
@@ -221,6 +225,26 @@ def test_what_a_higher_rank_adds_at_a_step_joins_the_row_although_it_comes_in_pa
         unit.log(rank, {"lr": 0.1, f"own_{rank}": 5.0}, 0)
     unit.close()
     assert shown(unit) == [(0, {"loss": 3.0, "lr": pytest.approx(0.1), "own_1": 5.0, "own_2": 5.0}, 0, False)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_a_higher_rank_adds_in_calls_that_were_joined_stands_beside_the_name_before_it(first: int) -> None:
+    """Another thread of rank 0 logs between its calls, so only rank 1's calls at the same step are one."""
+    unit = Unit(2)
+    for machine in unit.machines:
+        machine.side_data.interleaved = True
+    for rank in (first, 1 - first):
+        if rank:
+            unit.log(1, {"gpu_1": 7.0, "loss": 1.0, "own_1": 5.0, "acc": 0.5, "own_acc_1": 6.0, "own_1b": 8.0}, 0)
+        else:
+            for values in ({"loss": 3.0, "own_0": 4.0}, {"acc": 0.7}):
+                unit.log(0, values, 0)
+                unit.log(0, {"thread": 1.0}, 9)
+        unit.now += 1.0
+        unit.exchange()
+    unit.close()
+    rows = [set(row.names) for row in unit.rows if "thread" not in row.names]
+    assert rows == [{"gpu_1", "loss", "own_0", "own_1"}, {"acc", "own_acc_1", "own_1b"}]
 
 
 def test_the_axis_belongs_to_the_call() -> None:

@@ -1,7 +1,7 @@
 """Which cells stand together in a row: while they wait, and once the row was written. Pure, and equal on all ranks.
 
 The *owner* of a cell is the call of the lowest rank that contributed to it. A row holds the cells of one owner's call,
-and what a higher rank adds to it (`_home`): what its call has besides cells of calls that stand in this one row. It
+and what a higher rank adds to it (`_homes`): what its call has besides cells of calls that stand in this one row. It
 does not need an identity of its own.
 
 Rows that were written, and to which some rank of the unit may still add, are remembered (`Memory`) as plain tuples of
@@ -196,30 +196,38 @@ class Placing:
         for key in concerned:
             of_owner.setdefault(cells[key].owner, []).append(key)
         for owner in sorted(of_owner):  # a row of lower ranks is complete when others join it
-            row = self._home(owner, usual) if owner in self.calls else None
+            homes = self._homes(owner, usual) if owner in self.calls else {}
             for key in of_owner[owner]:
-                self._place(key, cells[key], row or cells[key].row or call)
+                self._place(key, cells[key], homes.get(key) or cells[key].row or call)
         if call not in of_owner:
             del self.calls[call]
 
-    def _home(self, call: Owner, usual: Mapping[str, Ranks]) -> Owner:
-        """Return the row in which what a call owns stands.
+    def _homes(self, call: Owner, usual: Mapping[str, Ranks]) -> Mapping[Key, Owner]:
+        """Return the rows in which the cells stand that a call owns.
 
         It is the row of the calls of lower ranks with which it shares cells, if that is one row, and it is the only
         partner of these calls on its rank, or has a step, at which a row may come in parts; otherwise a row of its own,
         also if the lower rank gives one of the names in another call, as it usually does, or has another cell of one.
+        A call with a step may be several that were joined, and be shared with several rows: then each cell stands with
+        the shared one before it.
         """
         cells = [(key, self.cells[key]) for key in self.calls[call].keys if key in self.cells]
-        lower = [cell for _, cell in cells if cell.owner[0] < call[0]]
-        rows = {cell.row for cell in lower}
-        owners = {cell.owner for cell in lower} if self.calls[call].step is None else ()
-        if len(rows) != 1 or not all(self._is_partner(call, owner) for owner in owners):
-            return call
-        row = rows.pop() or call
-        names = self.rows.get(row, {})
         own = [key for key, cell in cells if cell.owner == call]
-        is_apart = any(names.get(key.name, key) != key or row[0] in usual.get(key.name, NOBODY) for key in own)
-        return call if is_apart else row
+        lower = [cell for _, cell in cells if cell.owner[0] < call[0]]
+        has_step, rows = self.calls[call].step is not None, {cell.row for cell in lower}
+        if not rows or not (has_step or (len(rows) == 1 and all(self._is_partner(call, one.owner) for one in lower))):
+            return dict.fromkeys(own, call)
+        homes, row = dict[Key, Owner](), lower[0].row
+        for key, cell in cells:
+            if cell.owner == call:
+                homes[key] = row or call
+            elif cell.owner[0] < call[0]:
+                row = cell.row
+        apart = {homes[key] for key in own if self._is_apart(key, homes[key], usual)}
+        return {key: call if home in apart else home for key, home in homes.items()}
+
+    def _is_apart(self, key: Key, row: Owner, usual: Mapping[str, Ranks]) -> bool:
+        return self.rows.get(row, {}).get(key.name, key) != key or row[0] in usual.get(key.name, NOBODY)
 
     def _is_partner(self, call: Owner, lower: Owner) -> bool:
         """Return whether a rank shares with a call of a lower rank only this call."""
