@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.membership.generations import GenerationStore, keys_of, publish_opened
+from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse, wait_base_id
+from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.launch import Launch, detected_launchers, doubts_of
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import users_line, warn
@@ -34,6 +36,7 @@ from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
 from dist_wandb.session import inherited_rank, job_description, registry, restart
 from dist_wandb.session.config.sync import ConfigSync
+from dist_wandb.session.job_description import ask
 from dist_wandb.session.job_link import MOVED, JobLink, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
@@ -43,7 +46,6 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
 
 if TYPE_CHECKING:
-    from dist_wandb.job.job_store import JobStore
     from dist_wandb.runs.null_run import AnyRun, Run
     from dist_wandb.settings.options import Options
 
@@ -101,6 +103,8 @@ def open_session(
             return again_here(reaches=False)
 
     moved_to = opener.moved_to()
+    if moved_to is not None and (late := opener.as_late(init_arguments)) is not None:
+        return again(*late, integration=f"{integration}{MOVED}/late")
     if moved_to is not None:
         return reopen(moved_to)
     opener.compare()
@@ -217,6 +221,24 @@ class Opener:
         if first is None or first.members or first.source is None:
             return None
         return unit.ranks[first.source]
+
+    def as_late(self, init_arguments: Mapping[str, Any]) -> tuple[Options, Mapping[str, Any]] | None:
+        """Return options and arguments for this rank alone, if the session with the other primary has ended already.
+
+        Its run is another one: under the id of the run that has ended, it would replace it.
+        """
+        name, options, _ = self.as_moved(0, init_arguments)
+        store = JobStore.find(f"{name}/1", self._topology, options.limits.join_timeout)
+        if not ask(store, leftovers.is_over, False):
+            return None
+        rank, asked = self._topology.global_rank, requested.run_id(self._arguments)
+        warn(
+            f"rank {rank} opened its session after the other ranks had ended theirs, so what it logs is in a run of "
+            "its own. Open the same runs in the same order on all ranks.",
+            users_line(),
+        )
+        own = {"id": f"{asked}-{rank}"} if asked else {}
+        return replace(options, unit=(rank,), primary_rank=None), {**init_arguments, **own}
 
     def compare(self) -> None:
         store = self._store

@@ -194,6 +194,25 @@ def test_a_rank_whose_primary_ended_before_any_exchange_does_not_wait(
     )
 
 
+@pytest.mark.parametrize("arguments", [{}, {"id": "abc"}])
+def test_a_primary_that_comes_after_the_others_have_ended_writes_a_run_of_its_own(
+    store: dist.Store, fake_wandb: FakeWandb, arguments: dict[str, Any]
+) -> None:
+    assert store is not None
+    options = Options(limits=Limits(join_timeout=0.1, finish_timeout=600))
+
+    def play(rank: int) -> None:
+        with open_session(options, arguments, integration="test", topology=TWO[rank], number=1) as session:
+            session.log({"loss": float(rank)}, step=rank)
+        eventually(lambda: not live_exchanges())
+
+    play(1)
+    with pytest.warns(UserWarning, match="rank 0 opened its session after the other ranks had ended theirs"):
+        play(0)
+    assert [run.rows for run in fake_wandb.runs] == [[{"loss": float(rank), "global_step": rank}] for rank in (1, 0)]
+    assert len({run.id for run in fake_wandb.runs}) == 2, "the second would replace the first"
+
+
 def test_a_rank_that_the_others_gave_up_before_it_took_part_says_that_it_stalled(
     store: dist.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
