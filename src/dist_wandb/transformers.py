@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 INTEGRATION = "DistWandbCallback"
 NAME = "dist_wandb"
 _STEP_METRIC = "train/global_step"
+_OF_INTEGRATIONS = "transformers.integrations."
 _IN_SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
 
 
@@ -295,7 +296,8 @@ def _precede_others(callback: DistWandbCallback) -> None:
     for callbacks in _lists_with(callback):
         if isinstance(callbacks[0], DefaultFlowCallback):  # not a list of the script's
             at = callbacks.index(callback)
-            others = (i for i in range(at) if not type(callbacks[i]).__module__.startswith("transformers."))
+            # Also in front of the Trainer's own that prints the rows: it takes `total_flos` out of them.
+            others = (i for i in range(1, at) if not type(callbacks[i]).__module__.startswith(_OF_INTEGRATIONS))
             callbacks.insert(next(others, at), callbacks.pop(at))
 
 

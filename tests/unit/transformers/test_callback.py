@@ -251,6 +251,15 @@ def test_a_callback_of_the_script_finds_the_run_open_and_adds_nothing_to_rows(
     assert not any("train/of script" in row for row in whole_run.runs[0].rows)
 
 
+def test_a_callback_that_is_added_later_gets_what_one_of_the_trainers_own_takes_out(
+    whole_run: FakeWandb, tmp_path: Path
+) -> None:
+    trainer = trainer_with(out=tmp_path, max_steps=1)  # with a callback that prints the rows without `total_flos`
+    trainer.add_callback(DistWandbCallback())
+    trainer.train()
+    assert "total_flos" in whole_run.runs[0].summary
+
+
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_the_stock_callback_beside_ours_is_reported_and_uses_its_run(
     is_removed: bool, whole_run: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
