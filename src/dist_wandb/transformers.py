@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 INTEGRATION = "DistWandbCallback"
 NAME = "dist_wandb"
 _STEP_METRIC = "train/global_step"
+_OF_INTEGRATIONS = "transformers.integrations."
 _IN_SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
 
 
@@ -157,7 +158,6 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
         """Open the session of this rank, and let the stock callback set up the run of the primary."""
         self.on_init_end(args, state, None)  # the callback may have been added to an existing Trainer
-        self._set_up_for = args
         if args.process_index == 0 and "wandb" in [*args.report_to] and _is_beside_stock(self):
             self._notices.warn(
                 "both",
@@ -189,8 +189,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
                 self._session.finish()
             self._session, self._initialized = None, False
             args.run_name = None
-        if not self._is_open() or args is not self._set_up_for:  # another Trainer writes its config, as with wandb
-            self.setup(args, state, model, **kwargs)
+        another = args is not self._set_up_for  # another Trainer writes its config, as with wandb
+        self._ready(args, state, model, anew=another, **kwargs)
         if self._prepared is not None:
             self._prepared.end()  # for a training that has failed before
             is_compiled = getattr(args, "torch_compile", False)  # the hooks would be compiled as well
@@ -241,12 +241,16 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
     def _is_open(self) -> bool:
         return bool(self._initialized) and self._session in open_sessions()
 
-    def _ready(self, args: Any, state: Any, model: Any) -> Session:
-        if not self._is_open():
-            self.setup(args, state, model)
-        if self._session is None:  # a subclass overrides setup
-            self._session = self._open(args, state)
-        return self._session
+    def _ready(self, args: Any, state: Any, model: Any, *, anew: bool = False, **kwargs: Any) -> Session:
+        """Return the session of this rank. If a subclass overrides `setup`, with the run that it has opened, if any."""
+        if anew or not self._is_open():
+            self.setup(args, state, model, **kwargs)
+            self._set_up_for = args
+        session = self._session
+        if session is None or session not in open_sessions():
+            session = self._session = current() or self._open(args, state)
+            self._initialized = True
+        return session
 
     def _open(self, args: Any, state: Any) -> Session:
         topology = _topology(args)
@@ -292,7 +296,8 @@ def _precede_others(callback: DistWandbCallback) -> None:
     for callbacks in _lists_with(callback):
         if isinstance(callbacks[0], DefaultFlowCallback):  # not a list of the script's
             at = callbacks.index(callback)
-            others = (i for i in range(at) if not type(callbacks[i]).__module__.startswith("transformers."))
+            # Also in front of the Trainer's own that prints the rows: it takes `total_flos` out of them.
+            others = (i for i in range(1, at) if not type(callbacks[i]).__module__.startswith(_OF_INTEGRATIONS))
             callbacks.insert(next(others, at), callbacks.pop(at))
 
 

@@ -282,7 +282,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Write `values` into the config of this rank's run."""
-        self.tracker.config.update(dict(values), allow_val_change=True)
+        self.tracker.config.update(values, allow_val_change=True)  # also what is no mapping, such as a Namespace
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log one row of this rank.

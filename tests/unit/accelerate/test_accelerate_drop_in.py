@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
+from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -92,6 +95,19 @@ def test_arguments_of_the_stock_tracker_are_passed_to_wandb(fake_wandb: FakeWand
     assert [{**given, "config": None} for given in fake_wandb.arguments] == [
         {"project": "digits", "tags": ["a"], "config": None}
     ] * 3
+
+
+@dataclass
+class Settings:
+    lr: float = 0.1
+
+
+@pytest.mark.parametrize("config", [Settings(), Namespace(lr=0.1), SimpleNamespace(lr=0.1), {"lr": 0.1}])
+def test_a_config_may_be_any_object_that_wandb_takes(config: Any, fake_wandb: FakeWandb) -> None:
+    accelerator = accelerator_with(DistWandbTracker())
+    accelerator.init_trackers("digits", config=config)
+    assert fake_wandb.runs[0].config == {"lr": 0.1}
+    accelerator.end_training()
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -200,6 +200,18 @@ def test_a_search_by_wandb_is_not_mistaken_for_a_second_callback(
     assert "also reports to wandb" not in caplog.text
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_the_run_that_a_subclass_opens_in_setup_is_used(says_so: bool, whole_run: FakeWandb, tmp_path: Path) -> None:
+    class OwnSetup(DistWandbCallback):
+        def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+            self._initialized = says_so  # as the stock callback's setup does
+            self._wandb.init(project="own", name=args.run_name, reinit=True)
+
+    trainer_with(OwnSetup(), out=tmp_path, max_steps=2, run_name="a", report_to="none").train()
+    assert [(arguments["project"], arguments["name"]) for arguments in whole_run.arguments] == [("own", "a")]
+    assert [row["train/global_step"] for row in whole_run.runs[0].rows if "train/loss" in row] == [1, 2]
+
+
 def test_code_that_asks_whether_the_trainer_reports_to_wandb_finds_that_it_does(
     whole_run: FakeWandb, tmp_path: Path
 ) -> None:
@@ -237,6 +249,15 @@ def test_a_callback_of_the_script_finds_the_run_open_and_adds_nothing_to_rows(
     trainer.train()
     assert of_script.runs == 1
     assert not any("train/of script" in row for row in whole_run.runs[0].rows)
+
+
+def test_a_callback_that_is_added_later_gets_what_one_of_the_trainers_own_takes_out(
+    whole_run: FakeWandb, tmp_path: Path
+) -> None:
+    trainer = trainer_with(out=tmp_path, max_steps=1)  # with a callback that prints the rows without `total_flos`
+    trainer.add_callback(DistWandbCallback())
+    trainer.train()
+    assert "total_flos" in whole_run.runs[0].summary
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
