@@ -89,6 +89,11 @@ def class_of_runs() -> type | None:
     return getattr(sys.modules.get("wandb.sdk.wandb_run"), "Run", None)
 
 
+def class_of_configs() -> type | None:
+    """Return `wandb.Config`, likewise."""
+    return getattr(sys.modules.get("wandb.sdk.wandb_config"), "Config", None)
+
+
 class LikeRun:
     """Counts as a `wandb.Run` in `isinstance`, as code that was written for wandb expects of what it logs to."""
 
