@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices, users_line, warn
 from dist_wandb.runs import run_metadata, sweeps
-from dist_wandb.runs.null_run import NullRun, class_of_configs
+from dist_wandb.runs.null_run import NullRun, class_of
 from dist_wandb.session.config.comparison import OF_VERSION, PublishedRun, Version, differs_by_rank
 from dist_wandb.settings.config_values import (
     MISSING,
@@ -214,14 +214,11 @@ class ConfigView(Mapping[str, Any]):
     # It is not a `MutableMapping`: as in wandb's own, nothing can be deleted, so `clear` would never end.
 
     __slots__ = ("_source",)
+    __class__ = property(lambda view: class_of("Config") or type(view))
     _source: Source
 
     def __init__(self, source: Source) -> None:
         object.__setattr__(self, "_source", source)
-
-    @property  # type: ignore[misc]  # not assigned
-    def __class__(self) -> type:
-        return class_of_configs() or type(self)
 
     def __getitem__(self, name: str) -> Any:
         return self._source.read(name)[name]
