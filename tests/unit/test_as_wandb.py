@@ -18,6 +18,7 @@ import pytest
 import wandb
 from fakes import FakeWandb, Job
 from wandb.sdk.lib import module as module_of_wandb
+from wandb.sdk.wandb_config import Config
 from wandb.sdk.wandb_run import Run
 
 import dist_wandb
@@ -343,6 +344,7 @@ def test_private_names_of_a_run_that_integrations_use_exist_on_every_rank(job: J
         assert not hasattr(session, "_repr_mimebundle_")
         assert isinstance(session, Run), "as beartype and Lightning's WandbLogger ask"
         assert isinstance(session, Session)
+        assert isinstance(session.config, Config), "as code asks that takes mappings, namespaces and this"
     assert isinstance(second.run, Run)
     first._log({"loss": 0.5}, 3)
     second._log({"loss": 1.5}, 3)

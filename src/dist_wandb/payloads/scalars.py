@@ -246,6 +246,8 @@ def _of_python(value: Any) -> Any:
     shape = getattr(value, "shape", None)
     is_scalar = shape == () and hasattr(value, "item")
     is_one_number = type(value).__name__ == "ndarray" and value.size == 1 and value.dtype.kind in "biuf"
+    if is_scalar and type(value).__name__.startswith("Masked") and value.mask:  # a mean of none: its `item` is 0
+        return math.nan
     return value.item() if is_scalar or is_one_number else value
 
 

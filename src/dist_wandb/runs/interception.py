@@ -54,7 +54,7 @@ class Interception:
         self._own = vars(owner).get(name)  # a module's function; a method of a disabled run in older versions
         self.handlers: list[Handler] = []
         self.method: Callable[..., Any] = self._method()
-        vars(owner)[name] = self.method  # setattr does nothing on a NullRun
+        _put(owner, name, self.method)
 
     def _method(self) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
@@ -75,11 +75,19 @@ class Interception:
             if handler in self.handlers:
                 self.handlers.remove(handler)
             if not self.handlers and vars(self._owner).get(self._name) is self.method:
-                del vars(self._owner)[self._name]
-                if self._own is not None:
-                    vars(self._owner)[self._name] = self._own
+                _put(self._owner, self._name, self._own)
 
         return remove
+
+
+def _put(owner: object, name: str, value: Any) -> None:
+    """Set an attribute of an object itself, or delete it if the value is `None`."""
+    if isinstance(owner, type):
+        setattr(owner, name, value)  # a class that has the method itself
+    elif value is None:
+        del vars(owner)[name]
+    else:
+        vars(owner)[name] = value  # setattr does nothing on a NullRun
 
 
 _MARK = "__intercepted_by_dist_wandb__"
@@ -269,8 +277,23 @@ def _use(run: NullRun) -> Callable[[], None]:
         returns = kwargs.get("mode") != "disabled" and reinit(kwargs) in ("default", "return_previous")
         return run if returns and is_current() else original(*args, **kwargs)
 
+    def instead(act: Callable[[Any], Any]) -> Handler:
+        """Return a handler for what a new artifact does itself, where wandb would open a run, or find nothing sent."""
+
+        def handler(original: Handler, artifact: Any, *args: Any, **kwargs: Any) -> Any:
+            return act(artifact) if is_current() and artifact.is_draft() else original(artifact, *args, **kwargs)
+
+        return handler
+
+    of_artifacts: dict[str, Handler] = {
+        "link": instead(run.link_artifact),
+        "save": instead(run.log_artifact),  # wandb finishes the run that it opens
+        "wait": instead(lambda artifact: artifact),
+    }
     handlers: dict[str, Handler] = {"init": init, **{name: functools.partial(pass_on, name) for name in _SERVED}}
     removals = [intercept(module, name, handler) for name, handler in handlers.items() if hasattr(module, name)]
+    if isinstance(artifacts := getattr(module, "Artifact", None), type):
+        removals.extend(intercept(artifacts, name, handler) for name, handler in of_artifacts.items())
     names = vars(module)
     with _turn:
         found: dict[str, Any] = {name: names[name] for name in ("config", "run", "summary") if name in names}

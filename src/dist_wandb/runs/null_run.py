@@ -84,9 +84,9 @@ class StandIn:
         return "NullRun()"
 
 
-def class_of_runs() -> type | None:
-    """Return `wandb.Run`, if this process has imported wandb, in any version."""
-    return getattr(sys.modules.get("wandb.sdk.wandb_run"), "Run", None)
+def class_of(name: Literal["Config", "Run"]) -> type | None:
+    """Return this class of wandb, if this process has imported wandb, in any version."""
+    return getattr(sys.modules.get(f"wandb.sdk.wandb_{name.lower()}"), name, None)
 
 
 class LikeRun:
@@ -94,7 +94,7 @@ class LikeRun:
 
     @property  # type: ignore[misc]  # not assigned
     def __class__(self) -> type:
-        return class_of_runs() or type(self)
+        return class_of("Run") or type(self)
 
 
 class NullRun(LikeRun, StandIn):
@@ -388,7 +388,7 @@ def _warn_of_unknown() -> None:
 
 def is_private_name(name: str) -> bool:
     """Return whether a private name is one of a run's that integrations use, W&B's own and those of libraries."""
-    kind = class_of_runs()
+    kind = class_of("Run")
     is_wandbs = hasattr(kind, name) or name in getattr(kind, "__annotations__", ())
     return name in _USED or (is_wandbs and not name.startswith(("__", "_repr_")))
 
@@ -397,4 +397,4 @@ def public_names(run: AnyRun) -> set[str]:
     """Return the public names of a W&B run; also for a stand-in, provided that wandb is imported."""
     if run or not isinstance(run, NullRun):
         return {name for name in dir(run) if not name.startswith("_")}
-    return {name for name in (*METADATA, *_METHODS, *dir(class_of_runs())) if not name.startswith("_")}
+    return {name for name in (*METADATA, *_METHODS, *dir(class_of("Run"))) if not name.startswith("_")}

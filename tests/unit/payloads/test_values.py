@@ -61,6 +61,10 @@ def test_scalars_of_other_libraries_become_python_numbers(value: object, expecte
     assert same(copied_row({"x": value}, 0)["x"], expected)
 
 
+def test_the_mean_of_masked_numbers_only_is_not_zero() -> None:
+    assert math.isnan(copied_row({"iou": np.ma.masked_invalid([math.nan]).mean()}, 0)["iou"])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)], ids=str)
 def test_tensors_of_one_element_become_python_numbers(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

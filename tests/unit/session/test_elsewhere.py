@@ -211,6 +211,20 @@ def test_wandbs_own_module_can_be_used_on_a_rank_without_a_run(job: Job, caplog:
             call()
 
 
+def test_an_artifact_saves_itself_on_a_rank_without_a_run_as_while_a_run_is_open(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a run, `Artifact.save` opens one and finishes it: this would be the end of the session."""
+    session = job(THREE, lambda _: {})[-1]
+    artifact = wandb.Artifact("weights", type="model")
+    artifact.save()
+    assert artifact.wait() is artifact, "not an error: it is on its way elsewhere"
+    artifact.link("models/digits")
+    assert "called log_artifact, which saves nothing there" in caplog.text
+    session.log({"loss": 0.5})
+    assert session.summary["loss"] == 0.5
+
+
 LIBRARY = """
 import importlib.util, sys, dist_wandb
 

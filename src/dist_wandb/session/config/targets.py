@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices, users_line, warn
 from dist_wandb.runs import run_metadata, sweeps
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import NullRun, class_of
 from dist_wandb.session.config.comparison import OF_VERSION, PublishedRun, Version, differs_by_rank
 from dist_wandb.settings.config_values import (
     MISSING,
@@ -205,15 +205,16 @@ class Source(Protocol):
 class ConfigView(Mapping[str, Any]):
     """The config of a run that another rank has opened.
 
-    It is read like wandb's own `Config`, by attribute and by item. Values of the primary, including those that it sets
-    later, are visible here within one heartbeat; an unknown name is polled for at once. The first read waits up to
-    `join_timeout` for the primary to open its run. Values written here do not reach the run: they are visible on this
-    rank only, until the primary sets another value for the name.
+    It is read like wandb's own `Config`, by attribute and by item, and counts as one in `isinstance`. Values of the
+    primary, including those that it sets later, are visible here within one heartbeat; an unknown name is polled for at
+    once. The first read waits up to `join_timeout` for the primary to open its run. Values written here do not reach
+    the run: they are visible on this rank only, until the primary sets another value for the name.
     """
 
     # It is not a `MutableMapping`: as in wandb's own, nothing can be deleted, so `clear` would never end.
 
     __slots__ = ("_source",)
+    __class__ = property(lambda view: class_of("Config") or type(view))
     _source: Source
 
     def __init__(self, source: Source) -> None:
