@@ -106,7 +106,7 @@ class Session(AsRun):
         """Start to take part: other threads use the session now. `log` gets what is logged directly to the run."""
         registry.add(self)
         self._exchange.start()
-        self._own.intercept(log, self._shutdown.finish_with_run, self._intake)
+        self._own.intercept(log, self._shutdown.finish_all_with_run, self._intake)
         watcher.begin(self.topology, self.options, lambda: self.run, self._own.directory)
 
     @property
