@@ -71,9 +71,13 @@ class Intake:
 
     @property
     def step(self) -> int:
-        """The step of the next row, as wandb counts: the last one that was given while its row is open."""
+        """The step of the next row, as wandb counts: the last one that was given while its row is open.
+
+        On a framework's axis, the last one: there, ``log(..., step=run.step)`` is a row like one without a step.
+        """
         last, ended = self._last
-        return (self._own.starting_step if last is None else last) + ended
+        is_counted = self._own.has_our_axis or self._own.step_metric is None
+        return (self._own.starting_step if last is None else last) + (ended if is_counted else 0)
 
     def put(
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool = True

@@ -106,7 +106,7 @@ class Session(AsRun):
         """Start to take part: other threads use the session now. `log` gets what is logged directly to the run."""
         registry.add(self)
         self._exchange.start()
-        self._own.intercept(log, self._shutdown.finish_with_run, self._intake)
+        self._own.intercept(log, self._shutdown.finish_all_with_run, self._intake)
         watcher.begin(self.topology, self.options, lambda: self.run, self._own.directory)
 
     @property
@@ -123,7 +123,8 @@ class Session(AsRun):
     def step(self) -> int:
         """The step of the next row of this rank, as with wandb: after ``log(..., step=200)`` 200, as its row is open.
 
-        Without steps, it is the number of rows that this rank has logged, after those of a run that is continued.
+        Without steps, it is the number of rows that this rank has logged, after those of a run that is continued. On a
+        framework's x axis it is the last step, at which a row without one lies.
         """
         return self._intake.step
 

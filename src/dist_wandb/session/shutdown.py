@@ -30,6 +30,7 @@ from dist_wandb.job.job_store import LONGEST_PAUSE
 from dist_wandb.job.timed_caller import briefly, poll
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.registry import FAILED, exit_code_of
+from dist_wandb.settings.plan import unit_run_id
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
@@ -171,6 +172,18 @@ class Shutdown:
             briefly(self._config_sync.publish_end, None)
             within = max(within - (time.monotonic() - began), min(within, LEAST_TO_END))
         self.finish(exit_code, within)
+
+    def finish_all_with_run(self, exit_code: int | None = None) -> None:
+        """Finish as `finish_with_run`, then the other sessions of this process whose numbers go to the same run.
+
+        On a rank without a run they would not notice, and ``wandb.run`` would be the stand-in of one of them.
+        """
+        self.finish_with_run(exit_code)
+        run, topology, unit_run = self._own.run, self._link.topology, unit_run_id(self._link.plan)
+        for other in registry.open_sessions():
+            has_same_run = other.run is run if run else not other.run and unit_run_id(other.plan) == unit_run
+            if has_same_run and other.topology == topology:
+                other.finish(exit_code, others_go_on=True)
 
     def refresh(self, published: float) -> None:
         """Refresh the config, and detach after the run was finished on the rank that has it."""

@@ -115,6 +115,28 @@ def test_in_a_shared_run_secondaries_do_not_overwrite_the_primarys_config(
     registry.open_sessions()[0].finish()
 
 
+# --- the step of a row ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_row_at_the_step_of_experiment_lies_where_one_without_a_step_does(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, ranks: int
+) -> None:
+    """As with the stock logger, whose row at ``step=experiment.step`` is the next one, with the Trainer's last step."""
+    if ranks > 1:
+        as_rank(monkeypatch, 0)
+    logger = DistWandbLogger(id="exp", offline=True, **SHORT)
+    experiment: Any = logger.experiment
+    logger.log_metrics({"loss": 1.0}, 3)
+    experiment.log({"a": 1.0})
+    experiment.log({"b": 2.0}, step=registry.open_sessions()[0].step)
+    experiment.log({"c": 3.0})
+    for session in registry.open_sessions():
+        session.finish()
+    names = {name: row for row in fake_wandb.runs[0].rows for name in row}
+    assert [names[name].get(STEP, 3) for name in ("loss", "a", "b", "c")] == [3] * 4
+
+
 # --- several loggers in one process -----------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 import wandb
 from fakes import FakeWandb, Job, OnRanks
 
@@ -18,6 +19,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import Contribution, Posting
 from dist_wandb.job.model import Topology
+from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Limits, Options
@@ -162,6 +164,45 @@ def test_ranks_without_a_run_notice_that_the_user_finished_it(
     second.finish()
     assert caplog.text.count("rank 1 has lost values: 3 that were logged after the run was finished.") == 1
     assert not get_run()
+
+
+def test_finishing_a_run_ends_all_sessions_that_log_to_it(
+    fake_wandb: FakeWandb,
+    store: dist.Store,  # noqa: ARG001  # they meet there
+    on_ranks: OnRanks,
+) -> None:
+    """A logger without an id uses the open run: otherwise ``wandb.run`` stays set on a rank without a run."""
+
+    def opened(number: int, run_id: str, run: Any = None) -> list[Any]:
+        def open_one(rank: int) -> Any:
+            adopt = lambda _: run if rank == 0 else None  # noqa: E731
+            options = Options(limits=Limits(join_timeout=30.0, finish_timeout=30.0, heartbeat=0.05))
+            return open_session(
+                options,
+                {} if run else {"id": run_id},
+                integration="test",
+                topology=TWO[rank],
+                number=number,
+                proposed_id=run_id,
+                adopt=adopt,
+            )
+
+        return on_ranks(2, open_one)
+
+    first, beside = opened(1, "exp"), opened(2, "other")
+    second = opened(3, "exp", first[0].run)
+    assert [session.id for session in second] == ["exp", "exp"]
+    for rank in range(2):
+        second[rank].log({"loss": 1.0 + rank}, step=1)
+        first[rank].log({"late": 2.0 + rank}, step=2)
+    second[1].run.finish()
+    assert not {first[1], second[1]} & set(registry.open_sessions())
+    second[0].run.finish()
+    assert set(registry.open_sessions()) == set(beside)
+    rows = sorted(fake_wandb.runs[0].rows, key=str)
+    assert rows == [{"late": 2.5, "global_step": 2}, {"loss": 1.5, "global_step": 1}]
+    assert len(fake_wandb.runs[0].exit_codes) == 1
+    on_ranks(2, lambda rank: beside[rank].finish())
 
 
 def test_concurrent_finishes_end_the_run_once_with_all_rows(fake_wandb: FakeWandb, job: Job) -> None:
