@@ -329,8 +329,10 @@ class Opener:
             first_row = self._first_row(run, step_metric)
             wandb_private.set_starting_step(run, first_row)
         config_sync.reach_by(link.find_store, partial(link.moving.wait, link.is_over))
-        if self._topology.is_unconnected:
-            config_sync.close()  # reads get what this rank was given, as on rank 0
+        if self._topology.is_unconnected:  # reads get what this rank was given, as on rank 0
+            run_id = requested.run_id(self._arguments)
+            config_sync.expect_metadata(run_metadata.as_requested(self._arguments, run_id, is_offline=False))
+            config_sync.close()
         own = OwnRun(run, link, opening, config_sync, is_owned=is_owned, step_metric=step_metric, attached=attached)
         return Session(link, own, config_sync, self._restart_store, first_row=first_row)
 

@@ -243,6 +243,10 @@ class ConfigSync:
     def publish_end(self) -> None:
         self.own.publisher.publish_end()
 
+    def expect_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Let reads on this rank, which has no run, find this metadata until that of the primary's run is known."""
+        self._follower.metadata = metadata
+
     def close(self) -> None:
         self._connection.close()
         self.own.release()
