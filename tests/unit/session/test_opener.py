@@ -9,8 +9,8 @@ import time
 import warnings
 from collections import UserDict, UserList, deque
 from collections.abc import Callable
-from types import MappingProxyType
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -530,7 +530,7 @@ def test_a_session_that_no_rank_meets_waits_for_none_and_says_that_nothing_is_wr
 @pytest.mark.usefixtures("early", "fake_wandb")
 def test_a_session_that_no_rank_meets_tells_what_was_asked_for(tmp_path: Path) -> None:
     """For directories of each run, such as ``f"checkpoints/{wandb.run.name}"``, which all ranks use."""
-    asked = {"project": "digits", "name": "first", "group": "folds", "tags": ["a"], "job_type": "train"}
+    asked: Any = {"project": "digits", "name": "first", "group": "folds", "tags": ["a"], "job_type": "train"}
     session = dist_wandb.init(dir=tmp_path, mode="offline", id="abc", **asked)
     run: Any = session.run
     assert {name: getattr(run, name) for name in asked} == {**asked, "tags": ("a",)}
