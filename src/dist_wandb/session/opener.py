@@ -238,7 +238,7 @@ class Opener:
             users_line(),
         )
         own = {"id": f"{asked}-{rank}"} if asked else {}
-        return replace(options, unit=(rank,), primary_rank=None), {**init_arguments, **own}
+        return replace(options, unit=(rank,), primary_rank=rank), {**init_arguments, **own}
 
     def compare(self) -> None:
         store = self._store

@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -194,20 +194,22 @@ def test_a_rank_whose_primary_ended_before_any_exchange_does_not_wait(
     )
 
 
-@pytest.mark.parametrize("arguments", [{}, {"id": "abc"}])
+@pytest.mark.parametrize(("scope", "arguments"), [("worker", {}), ("global", {"id": "abc"})])
 def test_a_primary_that_comes_after_the_others_have_ended_writes_a_run_of_its_own(
-    store: dist.Store, fake_wandb: FakeWandb, arguments: dict[str, Any]
+    store: dist.Store, fake_wandb: FakeWandb, arguments: dict[str, Any], scope: Literal["global", "worker"]
 ) -> None:
+    """Of two nodes, it is that of the second one: ranks 2 and 3."""
     assert store is not None
-    options = Options(limits=Limits(join_timeout=0.1, finish_timeout=600))
+    options = Options(rank_scope=scope, limits=Limits(join_timeout=0.1, finish_timeout=600))
+    topologies = TWO if scope == "global" else [Topology(2 + rank, rank, 1, 4, 2, 2) for rank in range(2)]
 
     def play(rank: int) -> None:
-        with open_session(options, arguments, integration="test", topology=TWO[rank], number=1) as session:
+        with open_session(options, arguments, integration="test", topology=topologies[rank], number=1) as session:
             session.log({"loss": float(rank)}, step=rank)
         eventually(lambda: not live_exchanges())
 
     play(1)
-    with pytest.warns(UserWarning, match="rank 0 opened its session after the other ranks had ended theirs"):
+    with pytest.warns(UserWarning, match=r"rank [02] opened its session after the other ranks had ended theirs"):
         play(0)
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": float(rank), "global_step": rank}] for rank in (1, 0)]
     assert len({run.id for run in fake_wandb.runs}) == 2, "the second would replace the first"
