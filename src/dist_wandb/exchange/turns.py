@@ -270,9 +270,10 @@ class Turns:
 
     def left(self) -> int:
         """Return approximately how many rows this rank has yet to write."""
-        rows = self._context.rows
+        rows, index = self._context.rows, self._context.unit.index
         if rows.writes:
-            return self.backlog + len(self._rounds.table.open) + rows.writing.due
+            behind = [rank > index for rank, _ in list(self._rounds.table.open)]  # usually, its call is in the backlog
+            return max(self.backlog, sum(behind)) + behind.count(False) + rows.writing.due
         return self._inbox.unread + self._inbox.computing if rows.writer.has_run else 0  # values under its label
 
     def is_due(self) -> bool:

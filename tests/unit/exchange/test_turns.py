@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from row_units import Unit as RowUnit
 from units import Stall
 
 from dist_wandb.exchange import turns as turns_module
@@ -157,6 +158,20 @@ def test_log_waits_no_longer_once_the_rank_closes(rank: Rank) -> None:
 
 
 # --- the inbox --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_row_that_waits_for_a_call_of_this_rank_counts_once_among_those_that_are_left(goes_on: bool) -> None:
+    unit = RowUnit(2)
+    unit.write_on_all({"loss": 1.0}, 0)
+    unit.write(1, {"loss": 3.0}, 1)
+    if goes_on:
+        unit.log(0, {"loss": 1.0}, 1)
+    assert (len(unit.machines[0].table.open), len(unit.machines[0].outbox.waiting)) == (1, goes_on)
+    rows = SimpleNamespace(writes=True, writing=SimpleNamespace(due=0))
+    context: Any = SimpleNamespace(limits=LIMITS, rows=rows, unit=SimpleNamespace(index=0))
+    inbox: Any = Empty([0.0])
+    assert Turns(context, unit.machines[0], inbox, Pacer(LIMITS, 0.0)).left() == 1
 
 
 def test_contributions_stay_in_order_behind_one_that_is_still_on_a_device() -> None:
