@@ -291,11 +291,11 @@ def _use(run: NullRun) -> Callable[[], None]:
         "wait": instead(lambda artifact: artifact),
     }
     handlers: dict[str, Handler] = {"init": init, **{name: functools.partial(pass_on, name) for name in _SERVED}}
-    removals = [intercept(module, name, handler) for name, handler in handlers.items() if hasattr(module, name)]
-    if isinstance(artifacts := getattr(module, "Artifact", None), type):
-        removals.extend(intercept(artifacts, name, handler) for name, handler in of_artifacts.items())
-    names = vars(module)
-    with _turn:
+    names, artifacts = vars(module), getattr(module, "Artifact", None)
+    with _turn:  # functions and names are those of the same stand-in
+        removals = [intercept(module, name, handler) for name, handler in handlers.items() if hasattr(module, name)]
+        if isinstance(artifacts, type):
+            removals.extend(intercept(artifacts, name, handler) for name, handler in of_artifacts.items())
         found: dict[str, Any] = {name: names[name] for name in ("config", "run", "summary") if name in names}
         before = _values[0] if _values else found
         mine = {name: run if name == "run" else getattr(run, name) for name in before}
@@ -303,9 +303,9 @@ def _use(run: NullRun) -> Callable[[], None]:
         names.update(mine)
 
     def restore() -> None:
-        for remove in removals:
-            remove()
         with _turn:
+            for remove in removals:
+                remove()
             _values[:] = [values for values in _values if values is not mine]
             names.update({name: _values[-1][name] for name in mine if names.get(name) is mine[name]})
             if len(_values) == 1:
