@@ -103,10 +103,9 @@ def open_session(
             return again_here(reaches=False)
 
     moved_to = opener.moved_to()
-    if moved_to is not None and (late := opener.as_late(init_arguments)) is not None:
-        return again(*late, integration=f"{integration}{MOVED}/late")
     if moved_to is not None:
-        return reopen(moved_to)
+        late = opener.as_late(init_arguments)
+        return reopen(moved_to) if late is None else again(*late, integration=f"{integration}{MOVED}/late")
     opener.compare()
     opener.look_back(integration, number, enabled=restarts and (is_job or inherited_rank.holder() is None))
     opener.plan(proposed_id, sweeps.not_kept(init_arguments))

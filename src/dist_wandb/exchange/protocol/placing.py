@@ -1,8 +1,8 @@
 """Which cells stand together in a row: while they wait, and once the row was written. Pure, and equal on all ranks.
 
 The *owner* of a cell is the call of the lowest rank that contributed to it. A row holds the cells of one owner's call,
-and what a higher rank adds to it (`_homes`): what its call has besides cells of calls that stand in this one row. It
-does not need an identity of its own.
+and what a higher rank adds to it (`_homes`): what its call has besides cells of calls that stand in this one row, or,
+with a step, after such a cell. It does not need an identity of its own.
 
 Rows that were written, and to which some rank of the unit may still add, are remembered (`Memory`) as plain tuples of
 texts, numbers and bytes, which the garbage collector does not track. The oldest are forgotten. What is kept of these is
