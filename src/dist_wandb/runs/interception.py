@@ -259,7 +259,7 @@ class _Finder(MetaPathFinder):
 
 
 _values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions
-_turn = threading.Lock()
+_turn = threading.RLock()  # a signal handler may end a session on the thread that has it
 
 
 def _use(run: NullRun) -> Callable[[], None]:
