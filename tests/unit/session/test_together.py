@@ -93,7 +93,7 @@ def test_a_rank_without_a_run_reads_a_frameworks_x_axis(on_ranks: OnRanks) -> No
     options = Options(limits=Limits(join_timeout=30.0, finish_timeout=30.0, heartbeat=0.05))
 
     def open_one(rank: int) -> Session:
-        return open_session(options, {}, integration="test", topology=TWO[rank], step_metric=axis, create_new=False)
+        return open_session(options, {}, integration="test", topology=TWO[rank], number=1, step_metric=axis)
 
     sessions = on_ranks(2, open_one)
     for session in sessions:
