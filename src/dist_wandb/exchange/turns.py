@@ -272,8 +272,12 @@ class Turns:
         """Return approximately how many rows this rank has yet to write."""
         rows, index = self._context.rows, self._context.unit.index
         if rows.writes:
-            behind = [rank > index for rank, _ in list(self._rounds.table.open)]  # usually, its call is in the backlog
-            return max(self.backlog, sum(behind)) + behind.count(False) + rows.writing.due
+            table = self._rounds.table
+            entered = list(table.open)
+            ahead = sum(rank > index for rank, _ in entered)  # usually, its own call is in the backlog
+            taken = table.taken.get(index, 0)  # a round that is being unpacked has entered calls of the backlog
+            held = sum(rank < index or (rank == index and call < taken) for rank, call in entered)
+            return max(self.backlog, ahead) + held + rows.writing.due
         return self._inbox.unread + self._inbox.computing if rows.writer.has_run else 0  # values under its label
 
     def is_due(self) -> bool:
