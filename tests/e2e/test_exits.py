@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from history import history
 from processes import Finished, python, run_job, torchrun
+
+import dist_wandb
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TIMES = 2  # with a store over TCP, and one in a file
@@ -41,6 +45,14 @@ def test_scripts_without_finish_always_keep_their_own_exit_codes(tmp_path: Path)
     expected = {f"CODES {kind} {codes}": TIMES for kind, codes in CODES.items()}
     assert Counter(finished.lines("CODES ")) == expected, finished.output
     check_quiet(finished)
+
+
+@pytest.mark.cold  # Python forgets a Ctrl-C if a module with a dataclass is imported for the first time after it
+def test_a_process_with_a_run_on_disk_ends_by_ctrl_c_as_without_a_run(tmp_path: Path) -> None:
+    code = "import dist_wandb; dist_wandb.init('tests', mode='offline').log({'loss': 1.0}); raise KeyboardInterrupt"
+    finished = run_job([sys.executable, "-c", code], cwd=tmp_path)
+    assert finished.exit_codes == (-signal.SIGINT,), finished.output
+    assert [run.exit_code for run in dist_wandb.read_runs(tmp_path)] == [255]
 
 
 def test_logs_of_dataloader_workers_arrive_and_do_not_end_the_run(tmp_path: Path) -> None:

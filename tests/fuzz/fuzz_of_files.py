@@ -28,8 +28,6 @@ from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.session.restart import RestartRecord
 from dist_wandb.wandb_files import debug_log, reading, records
 from dist_wandb.wandb_files.record_file import (
-    NOTHING,
-    Lines,
     MalformedError,
     RecordFile,
     copy_without,
@@ -114,14 +112,14 @@ def _record_files() -> list[bytes]:
 
 
 def _read_records(data: bytes) -> None:
-    copy = _copy_of(data, NOTHING)
-    assert _copy_of(copy, NOTHING) == copy  # the rest is valid
-    assert len(_copy_of(data, Lines(history=2, events=1, console=3))) <= len(copy)
+    copy = _copy_of(data)
+    assert _copy_of(copy) == copy  # the rest is valid
+    assert len(_copy_of(data, history=2, events=1, console=3)) <= len(copy)
 
 
-def _copy_of(data: bytes, first: Lines) -> bytes:
+def _copy_of(data: bytes, **first: int) -> bytes:
     copy = io.BytesIO()
-    copy_without(io.BytesIO(data), copy, first)
+    copy_without(io.BytesIO(data), copy, None, **first)
     return copy.getvalue()
 
 

@@ -76,8 +76,11 @@ class Intake:
         On a framework's axis, the last one: there, ``log(..., step=run.step)`` is a row like one without a step.
         """
         last, ended = self._last
-        is_counted = self._own.has_our_axis or self._own.step_metric is None
-        return (self._own.starting_step if last is None else last) + (ended if is_counted else 0)
+        return (self._own.starting_step if last is None else last) + (ended if self._is_counted else 0)
+
+    @property
+    def _is_counted(self) -> bool:
+        return self._own.has_our_axis or self._own.step_metric is None
 
     def put(
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool = True
@@ -143,6 +146,8 @@ class Intake:
             metrics = self._with_watched(metrics, step, commit)
         if given is not None:
             self._last = given, 0
+        elif commit is False and self._last[0] is not None and self._is_counted:
+            self._last = self.step, 0  # as in wandb, a row that is left open lies after the one that has ended
         times = self.sections.due_timings(metrics, step) if leads and commit is not False else {}
         if times:
             metrics = {**metrics, **times}

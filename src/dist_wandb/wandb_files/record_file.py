@@ -3,6 +3,9 @@
 A file consists of a header of seven bytes and a log in blocks of 32 KiB, in LevelDB's format: a record is one chunk or
 more, and each chunk has a checksum. A record is a protobuf message; the number of its one field is its kind.
 `wandb.proto.wandb_internal_pb2` is not used because parsing a hostile message takes 44 times its size in memory.
+
+The end of a run imports this module, so it defines no dataclass and no named tuple: these evaluate text, after which
+Python forgets a Ctrl-C that ends the process, as in `exchange.collective`, and exits with code 1.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -42,24 +44,6 @@ SECONDS, SECONDS_PER_MIB = 10.0, 0.5
 Field = tuple[int, int, int, int]  # number of a field, start of the field, and start and end of its content
 
 
-@dataclass(frozen=True)
-class Lines:
-    """Numbers of lines of the three streams of a run."""
-
-    history: int = 0  # history rows
-    events: int = 0  # samples of system metrics
-    console: int = 0  # lines of console output
-
-    def __add__(self, other: Lines) -> Lines:
-        return Lines(self.history + other.history, self.events + other.events, self.console + other.console)
-
-    def __bool__(self) -> bool:
-        return self != NOTHING
-
-
-NOTHING = Lines()
-
-
 class MalformedError(ValueError):
     """A message that protobuf would reject."""
 
@@ -68,7 +52,15 @@ Revise = Callable[[bytes, list[Field]], bytes]
 """Returns the record to copy, given a record and its fields. An exception ends the copy."""
 
 
-def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise | None = None) -> None:
+def copy_without(
+    opened: BinaryIO,
+    copy: BinaryIO,
+    revise: Revise | None = None,
+    *,
+    history: int = 0,
+    events: int = 0,
+    console: int = 0,
+) -> None:
     """Copy a record file without the first lines of its streams. All other records are kept in order, the end last.
 
     W&B writes what it found out about the machine, which takes a moment, behind the end of a run that is over sooner.
@@ -78,7 +70,7 @@ def copy_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise 
     console output are counted by line breaks, so the cut may be a few lines off with progress bars, which write a line
     several times. Raises as `records` does.
     """
-    left = {_HISTORY: first.history, _STATS: first.events, _OUTPUT_RAW: first.console}
+    left = {_HISTORY: history, _STATS: events, _OUTPUT_RAW: console}
     end = b""
     copy.write(FILE_HEADER)
     for record, parts in records(opened):

@@ -75,5 +75,10 @@ CASES = (
         _summary(d={"best": 9}),
         _log({"d": {"x": 2}}),
     ),
+    _case(
+        "part-after-a-row",
+        *(_log({"loss": 0.5}, 0, commit=True), _log({"lr": 2}, commit=False), _log({"loss": 0.25}, commit=False)),
+        *(_log({"acc": 1}, 1, commit=False), _log({}, 1, commit=True)),
+    ),
     _case("without-a-step-after-one", _log({"a": 1}, 5), _log({"b": 2}), _log({"c": 3})),
 )

@@ -72,7 +72,8 @@ def for_stock(script: Script, *, has_peers: bool) -> ForStock:
 
     It is the same script, unless W&B would drop a row because its step is too small, or, with several ranks, a call
     would overwrite a part of the open row: then the row gets the next free step of wandb. On our x axis, a row lies at
-    the step of its call, else at the last step before it, else at the number of calls.
+    the step of its call, else at the last step before it, else at the number of calls. A row that begins with a call
+    without a step that leaves it open lies, as in wandb, after the rows that have ended since the last step.
 
     Args:
         script: The script.
@@ -96,12 +97,14 @@ class _Translating:
         self._open: dict[str, Any] | None = None  # values of the open row
         self._open_at = 0
         self._last: int | None = None  # step that was given
+        self._ended = 0  # rows since then
         self._calls = 0
 
     def log(self, operation: Operation) -> Operation:
         """Return a call of `log` for stock wandb."""
         step, commit = operation.get("step"), operation.get("commit")
-        self._last = self._last if step is None else step
+        if step is not None or (commit is False and self._last is not None):
+            self._last, self._ended = (self._last or 0) + self._ended if step is None else step, 0
         x = self._calls if self._last is None else self._last
         is_new = self._open is None or not self._continues(operation["values"], x)
         given: dict[str, Any] = {}
@@ -118,6 +121,7 @@ class _Translating:
         self._calls += commit is not False
         if commit or (commit is None and step is None):
             self._current, self._open = self._current + 1, None
+            self._ended += 1
         return {**operation, **given}
 
     def _continues(self, values: dict[str, Any], x: int) -> bool:

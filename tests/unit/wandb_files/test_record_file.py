@@ -15,7 +15,7 @@ from record_files import BLOCK, framed
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import record_file
-from dist_wandb.wandb_files.record_file import NOTHING, Lines, copy_without, records_of
+from dist_wandb.wandb_files.record_file import copy_without, records_of
 
 HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT, ENVIRONMENT = 2, 3, 7, 13, 18, 26
 
@@ -39,11 +39,11 @@ def output(line: str) -> bytes:
     return record(OUTPUT_RAW, b"\x08\x01" + field(2, b"\x08\x0a\x10\x0a") + field(3, line.encode()))
 
 
-def copied(directory: Path, content: bytes, first: Lines = NOTHING) -> bytes:
+def copied(directory: Path, content: bytes, **first: int) -> bytes:
     source, target = directory / "run-exp.wandb", directory / "copy.wandb"
     source.write_bytes(content)
     with source.open("rb") as opened, target.open("wb") as copy:
-        copy_without(opened, copy, first)
+        copy_without(opened, copy, None, **first)
     return target.read_bytes()
 
 
@@ -60,7 +60,7 @@ def test_the_first_lines_of_each_stream_are_left_out(tmp_path: Path) -> None:
     lines = [output("one"), output(" line\n"), output("two\nthree\n"), output("four\n")]
     mixed = [others[0], *rows[:3], samples[0], *lines[:2], others[1], *rows[3:], *samples[1:], *lines[2:], others[2]]
     left = [others[0], rows[2], others[1], *rows[3:], *samples[1:], lines[3], others[2]]
-    assert copied(tmp_path, framed(mixed), Lines(history=2, events=1, console=2)) == framed(left)
+    assert copied(tmp_path, framed(mixed), history=2, events=1, console=2) == framed(left)
 
 
 def test_the_end_is_the_last_record_of_a_copy(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_record_that_is_too_large_is_refused(tmp_path: Path, limit: Limit) -> 
 def test_lines_are_not_counted_in_invalid_output_records(tmp_path: Path) -> None:
     hurt = record(OUTPUT_RAW, b"\x1a\x7fone\n")
     lines = [output("one\n"), output("two\n")]
-    assert copied(tmp_path, framed([hurt, *lines]), Lines(console=1)) == framed(lines[1:])
+    assert copied(tmp_path, framed([hurt, *lines]), console=1) == framed(lines[1:])
 
 
 def test_a_record_of_many_blocks_takes_at_most_three_times_its_memory(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_record_of_many_blocks_takes_at_most_three_times_its_memory(tmp_path: 
     begun = time.monotonic()
     tracemalloc.start()
     with (tmp_path / "run-exp.wandb").open("rb") as source, (tmp_path / "copy").open("wb") as target:
-        copy_without(source, target, NOTHING)
+        copy_without(source, target)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3 * len(content)

@@ -31,16 +31,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
 from dist_wandb.cli.uploads.contents import copy_file, copy_files, revised, summary_of, with_summary
 from dist_wandb.cli.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
-from dist_wandb.cli.uploads.state import COPY, FileState, Sent, name_owner, read_attempt
+from dist_wandb.cli.uploads.state import COPY, FileState, Lines, Sent, name_owner, read_attempt
 from dist_wandb.errors import ReadError, UploadError, in_words
 from dist_wandb.runs.client_settings import upload_environment
-from dist_wandb.wandb_files.record_file import Field, Lines, copy_without
+from dist_wandb.wandb_files.record_file import Field, copy_without
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary, write_small
 
 _POLL = 0.2  # seconds
@@ -155,7 +155,7 @@ class _Attempt:
 
         handle = open_ordinary(file.path, owner=None if file.terms.trust else os.getuid(), within=file.run.directory)
         with os.fdopen(handle, "rb") as opened, target.open("wb") as copy:
-            copy_without(opened, copy, file.sent.lines, revise)
+            copy_without(opened, copy, revise, **asdict(file.sent.lines))
         sync_state = self._state.sync_state()
         if sync_state is not None:
             write_small(target.with_name(f"{target.name}.syncstate"), sync_state)

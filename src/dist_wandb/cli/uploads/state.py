@@ -39,7 +39,7 @@ from dist_wandb.errors import ReadError, UploadError, in_words
 from dist_wandb.runs.client_settings import state_directory
 from dist_wandb.wandb_files.debug_log import count_in, entries, text_in
 from dist_wandb.wandb_files.reading import StoredRun
-from dist_wandb.wandb_files.record_file import NOTHING, Lines, run_record_of
+from dist_wandb.wandb_files.record_file import run_record_of
 from dist_wandb.wandb_files.small_files import (
     Directory,
     open_ordinary,
@@ -59,6 +59,24 @@ _FIRST_REFUSAL, _FIRST_SERVER_ERROR = 400, 500
 _GAVE_UP = re.compile(r"//[^/\s]*(/\S*) giving up after (\d+) attempt")
 # Errors that only follow from another one.
 _FOLLOWING = ("didn't print run URL", "runreader: init error")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Numbers of lines of the three streams of a run."""
+
+    history: int = 0  # history rows
+    events: int = 0  # samples of system metrics
+    console: int = 0  # lines of console output
+
+    def __add__(self, other: Lines) -> Lines:
+        return Lines(self.history + other.history, self.events + other.events, self.console + other.console)
+
+    def __bool__(self) -> bool:
+        return self != NOTHING
+
+
+NOTHING = Lines()
 
 
 @dataclass(frozen=True)

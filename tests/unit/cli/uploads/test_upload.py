@@ -17,9 +17,9 @@ from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of
 
 from dist_wandb.cli.uploads.execution import Outcome, upload
 from dist_wandb.cli.uploads.plan import Terms, UploadRun
-from dist_wandb.cli.uploads.state import FileState, Sent, remove_left_copies
+from dist_wandb.cli.uploads.state import FileState, Lines, Sent, remove_left_copies
 from dist_wandb.errors import UploadError
-from dist_wandb.wandb_files.record_file import Lines, records_of
+from dist_wandb.wandb_files.record_file import records_of
 
 # --- uploading --------------------------------------------------------------------------------------------------------
 

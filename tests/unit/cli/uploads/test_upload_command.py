@@ -16,10 +16,9 @@ from upload_runs import CONFIRMED, ENDED, log_of_attempt, of_rank, recorded, row
 from dist_wandb.cli import main, uploads
 from dist_wandb.cli.uploads.execution import Outcome
 from dist_wandb.cli.uploads.plan import UploadFile
-from dist_wandb.cli.uploads.state import Sent
+from dist_wandb.cli.uploads.state import Lines, Sent
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.reading import StoredRun
-from dist_wandb.wandb_files.record_file import Lines
 
 
 class Sync:

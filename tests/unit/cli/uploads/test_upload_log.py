@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from limits import Limit
 
-from dist_wandb.cli.uploads.state import Sent, read_attempt, read_log
+from dist_wandb.cli.uploads.state import NOTHING, Lines, Sent, read_attempt, read_log
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import debug_log
-from dist_wandb.wandb_files.record_file import NOTHING, Lines
 
 STREAM = "http://server/files/team/digits/exp/file_stream"
 CONFIRMED: dict[str, Any] = {"level": "INFO", "msg": "filestream: request sent", "status": "200 OK"}
