@@ -31,6 +31,7 @@ from dist_wandb.job.timed_caller import BackgroundPoll, poll
 from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.metrics import is_metric
+from dist_wandb.payloads.scalars import copied_row
 from dist_wandb.runs.requested import check_init_arguments, reinit
 from dist_wandb.runs.run_metadata import running_run
 from dist_wandb.session.api import INIT, join_init, opened_as
@@ -227,11 +228,15 @@ class ConfigOnceStarted:
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy values that the user may change before they are logged: mappings and tensors. Waits for no device."""
-    return {
-        name: _copied(value) if isinstance(value, Mapping) and not is_metric(value) else copied_tensor(value)
-        for name, value in values.items()
-    }
+    """Copy values that the user may change before they are logged. Waits for no device."""
+    return {name: _copied_value(name, value) for name, value in values.items()}
+
+
+def _copied_value(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping) and not is_metric(value):
+        return _copied(value)
+    copy = copied_tensor(value)  # a tensor stays one, because a weight has to
+    return copied_row({name: value}, PartialState().process_index)[name] if copy is value else copy
 
 
 class InitArguments:

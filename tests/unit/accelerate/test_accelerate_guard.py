@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import accelerate
+import numpy as np
 import pytest
 from accelerate import Accelerator, PartialState
 from accelerate.tracking import GeneralTracker
 from accelerate_state import QUICK, Recorder, accelerator_with, look_like, quick
 from fakes import FakeWandb
+from torchmetrics import MeanMetric
 
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
@@ -336,6 +338,20 @@ def test_rows_logged_before_the_main_process_started_are_written_later(
         ({"loss": 0.5, "global_step": 0}, {}),
         ({"loss": 0.4, "accuracy": 0.3, "global_step": 7}, {}),
     ]
+
+
+@pytest.mark.usefixtures("off_main")
+def test_rows_that_wait_for_the_main_process_have_the_values_of_their_call(
+    fake_wandb: FakeWandb, open_main: Callable[..., Session]
+) -> None:
+    accelerator, number, metric = accelerator_with(DistWandbTracker()), np.array([1.0]), MeanMetric()
+    metric.update(1.0)
+    accelerator.log({"number": number, "in": {"list": [number]}, "metric": metric}, step=1)
+    number[0] = 9.0
+    metric.update(9.0)
+    open_main(Options("new", limits=Limits(join_timeout=30.0)))
+    assert accelerator.get_tracker("dist_wandb").session.flush()
+    assert fake_wandb.runs[1].rows == [{"number": 1.0, "in": {"list": [[1.0]]}, "metric": 1.0, "global_step": 1}]
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
