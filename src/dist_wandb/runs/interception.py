@@ -290,12 +290,22 @@ def _use(run: NullRun) -> Callable[[], None]:
         "save": instead(run.log_artifact),  # wandb finishes the run that it opens
         "wait": instead(lambda artifact: artifact),
     }
+
+    def trace_handler(original: Handler) -> Callable[..., Any]:
+        """Write no trace here: wandb's handler creates a directory in that of the run, which is another rank's."""
+        return (lambda _profile: None) if is_current() else original()
+
     handlers: dict[str, Handler] = {"init": init, **{name: functools.partial(pass_on, name) for name in _SERVED}}
-    names, artifacts = vars(module), getattr(module, "Artifact", None)
+    of_profiler: dict[str, Handler] = {"torch_trace_handler": trace_handler}
+    names, profiler = vars(module), getattr(module, "profiler", None)
+    owners = [(module, handlers), (getattr(module, "Artifact", None), of_artifacts), (profiler, of_profiler)]
     with _turn:  # functions and names are those of the same stand-in
-        removals = [intercept(module, name, handler) for name, handler in handlers.items() if hasattr(module, name)]
-        if isinstance(artifacts, type):
-            removals.extend(intercept(artifacts, name, handler) for name, handler in of_artifacts.items())
+        removals = [
+            intercept(owner, name, handler)
+            for owner, of_owner in owners
+            for name, handler in of_owner.items()
+            if hasattr(owner, name)
+        ]
         found: dict[str, Any] = {name: names[name] for name in ("config", "run", "summary") if name in names}
         before = _values[0] if _values else found
         mine = {name: run if name == "run" else getattr(run, name) for name in before}

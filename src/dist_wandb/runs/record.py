@@ -78,6 +78,8 @@ class Record:
         Raises an error of wandb about this row: a value that it cannot write, or no space for a file of the row. The
         run is intact then, and the row is not written.
         """
+        if self._axes is not None:
+            row |= self._axes.missing(row)
         logged = _LoggedRow(time.monotonic(), row, kwargs)
         run = self.run
         try:

@@ -22,9 +22,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
@@ -248,6 +249,7 @@ class Axes:
         self._exact: dict[str, dict[str, Any]] = {}  # the user's definitions of single names
         self._seen: set[str] = set()  # logged names
         self._settled: set[str] = set()  # names that need no further definition
+        self._last: dict[str, Any] = {}  # the last value of each of the user's x axes; 0 before the first, as in W&B
 
     def due(self, row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         """Return the names of a row that must be defined before it is logged, with their definitions."""
@@ -257,11 +259,26 @@ class Axes:
         self._seen.update(row)
         return due
 
+    def missing(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the x axes that a row lacks, with their last values, as W&B adds them to rows of numbers.
+
+        W&B stores media under several names (``table.nrows``), of which it knows only patterns: our ``*`` could take
+        precedence, and nothing would be added.
+        """
+        for axis in self._last.keys() & row.keys():
+            self._last[axis] = row[axis] if isinstance(row[axis], Real) else self._last[axis]
+        media = [name for name, value in row.items() if type(value) not in _WRITABLE] if self._patterns else []
+        patterns = (self._patterns[pattern] for pattern in map(self._pattern, media) if pattern is not None)
+        axes = (_axis(given) for given in patterns if given.get("step_sync") is not False)
+        return {axis: self._last[axis] for axis in axes if axis in self._last and axis not in row}
+
     def define(self, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
         """Record a definition by the user, and pass it to `define_metric`, the original method of the run."""
         given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
+        if (axis := _axis(given)) is not None:
+            self._last = {axis: 0, **self._last}  # another thread logs
         if isinstance(name, str) and name.endswith("*"):
-            self._patterns = {**self._patterns, name: given}  # another thread logs
+            self._patterns = {**self._patterns, name: given}
             self._settled = set(self._exact)
         elif isinstance(name, str):
             given = self._on_our_axis(name, given)
@@ -285,7 +302,7 @@ class Axes:
     def _settled_by(self, name: str) -> dict[str, Any] | None:
         pattern = self._pattern(name)
         is_left_to_wandb = pattern == "*" and name not in self._seen  # it replaces our pattern
-        if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME, *self._steps()):
+        if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME, *self._last):
             return None
         given, of_all = self._patterns[pattern], self._patterns.get("*", {})
         if given.get("step_metric") is None and of_all.get("step_metric") is None:
@@ -297,10 +314,10 @@ class Axes:
         matching = [pattern for pattern in self._patterns if name.startswith(pattern.removesuffix("*"))]
         return max(matching, key=len, default=None)
 
-    def _steps(self) -> Iterator[Any]:
-        """Return the names of the user's x axes."""
-        steps = (given.get("step_metric") for given in (*self._patterns.values(), *self._exact.values()))
-        return (getattr(step, "name", step) for step in steps)  # wandb also accepts what define_metric returned
+
+def _axis(given: Mapping[str, Any]) -> Any:
+    """Return the name of the x axis in a definition of the user's; `None` for none."""
+    return getattr(given.get("step_metric"), "name", given.get("step_metric"))  # or what define_metric returned
 
 
 def define_step_metric(run: AnyRun, step_metric: str) -> None:

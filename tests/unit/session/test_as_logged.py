@@ -126,3 +126,19 @@ def test_a_table_that_is_too_long_is_an_error_of_log_if_the_settings_ask_for_it(
             with pytest.raises(ValueError, match="Table row limit exceeded"):
                 log({"table": wandb.Table(columns=["x"], data=[[1]] * 3)})
         session.log({"table": wandb.Table(columns=["x"], data=[[1]] * 2)})
+
+
+@pytest.mark.newest  # reads the rows
+def test_a_row_of_media_has_the_last_value_of_the_users_axis(session: Session) -> None:
+    """As with wandb alone: our pattern for all names does not take precedence over the user's."""
+    session.define_metric("val/*", step_metric="epoch")
+    session.define_metric("raw/*", step_metric="epoch", step_sync=False)
+    for kind in "abcdefgh":
+        session.log({f"val/{kind}0": wandb.Histogram([1, 2])})  # before the first value
+        session.log({"loss": 1.0, "epoch": 3})
+        session.log({f"val/{kind}": wandb.Histogram([1, 2])})
+        session.log({f"raw/{kind}": wandb.Histogram([1, 2]), "loss": 2.0})
+        session.log({f"val/{kind}1": wandb.Histogram([1, 2])}, commit=False)
+        session.log({"epoch": 4})
+    found = rows_of(session)
+    assert [row.get("epoch") for row in found] == [0, 3, 3, None, 4, *[4, 3, 3, None, 4] * 7]

@@ -17,6 +17,7 @@ import wandb
 from fakes import FakeWandb, Job, OnRanks
 from processes import clean_environment
 from units import eventually
+from wandb.sdk.internal import profiler
 from wandb.sdk.wandb_alerts import AlertLevel
 
 import dist_wandb
@@ -223,6 +224,18 @@ def test_an_artifact_saves_itself_on_a_rank_without_a_run_as_while_a_run_is_open
     assert "called log_artifact, which saves nothing there" in caplog.text
     session.log({"loss": 0.5})
     assert session.summary["loss"] == 0.5
+
+
+@pytest.mark.newest  # with the profiler's handler
+def test_a_rank_without_a_run_writes_no_trace_of_torchs_profiler(job: Job, fake_wandb: FakeWandb) -> None:
+    """wandb's handler raises if ``pytorch_traces`` exists in the directory of the run."""
+    job(THREE, lambda _: {})
+    traces = Path(fake_wandb.runs[0].dir, "pytorch_traces")
+    traces.mkdir(parents=True)
+    handler: Any = profiler.torch_trace_handler
+    with torch.profiler.profile(on_trace_ready=handler()):
+        torch.ones(1)
+    assert not list(traces.iterdir())
 
 
 LIBRARY = """
