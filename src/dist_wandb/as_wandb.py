@@ -24,6 +24,7 @@ from dist_wandb.settings.options import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from dist_wandb.payloads.scalars import Weight
+    from dist_wandb.session.session import Session
 
 _OTHER_AGENTS = 5.0  # seconds in which rank 0 expects the other ranks to call `agent`, too, before it takes a trial
 
@@ -63,12 +64,17 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # 
         exit_code: Exit code of the job to show in W&B; `None` or 0 for success.
         quiet: Ignored, as in wandb.
     """
+    running = run_metadata.running_run()
+    ended: list[Session] = []
     if (session := current()) is not None:
         # A logger of Lightning's has its own session for the script's run. Only then the id is read, which may wait.
         others = [one for one in reversed(in_scope()) if one.is_current and one is not session]
-        for one in [session, *(one for one in others if one.id in (None, session.id))]:
-            one.finish(exit_code)
-    elif run_metadata.running_run():
+        ended = [session, *(one for one in others if one.id in (None, session.id))]
+    for one in ended:
+        one.finish(exit_code)
+    # No session ends a run of wandb's own `init`; as for wandb, here it is the run to be ended.
+    is_left = running is not None and running is run_metadata.running_run()
+    if is_left and (not ended or any(one.run is running for one in ended)):
         run_metadata.of_wandb("finish")(exit_code)
 
 

@@ -283,6 +283,14 @@ def test_finish_also_ends_the_run_that_a_logger_uses(fake_wandb: FakeWandb) -> N
     assert (wandb_run(), fake_wandb.runs[0].exit_codes) == (None, [2])
 
 
+def test_finish_also_ends_the_run_of_wandbs_own_init_that_a_logger_uses(fake_wandb: FakeWandb) -> None:
+    run: Any = fake_wandb.init()
+    with mock.patch.multiple(wandb, run=run, finish=run.finish):
+        open_session(Options(), {}, integration="test", adopt=lambda _: run)
+        dist_wandb.finish(2)
+    assert fake_wandb.runs[0].exit_codes == [2]
+
+
 def test_functions_imported_before_the_session_act_on_it_and_can_be_pickled(fake_wandb: FakeWandb) -> None:
     from dist_wandb import finish, init, log
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.lightning import name_spaces
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
+from dist_wandb.lightning.launching import is_spawning
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
 from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
 from dist_wandb.lightning.trainers import epoch_reductions, epoch_weights, measure, remember, trainer_of
@@ -364,6 +365,8 @@ class DistWandbLogger(StockLogger):
             _ = self.experiment  # as in the stock logger: this process holds one run for all stages of the Trainer
         else:
             self._holder.prepare_spawn(self._experiment)
+        if self._holder.session is not None and is_spawning():  # a further stage: `finalize` tells if it fails, too
+            self._holder.session.fail(None)
         holder = self._holder.for_copy(self._experiment)
         return {**self.__dict__, "_holder": holder, "_experiment": None, "_module": None}
 

@@ -177,13 +177,14 @@ class SessionHolder:
             number=self.number,
             proposed_id=proposed_id,
             adopt=lambda plan: self._adopt(available, plan),
+            owns_adopted=provisional is not None and provisional.owns_run,
             create_new=topology.world_size > 1 or is_another,
             led_by_trainer=True,  # which catches SIGTERM to save a checkpoint
             restarts=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as the stock logger
         )
         if provisional is not None:
             provisional.release()
-        if session.owns_run and uses_tensorboard:
+        if session.owns_run and uses_tensorboard and provisional is None:
             writer.define_tensorboard_steps(session.run)
         self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
         if topology.world_size == 1:

@@ -62,6 +62,7 @@ def open_session(
     number: int | None = None,  # of the session among the integration's sessions of this job; counted otherwise
     proposed_id: str | None = None,  # base id to use on the coordinator unless the user asked for one
     adopt: Callable[[RunPlan], Run | None] | None = None,  # may return a run that is open, to be used instead
+    owns_adopted: bool = False,  # whether that run is to be ended with the session, as if the session had opened it
     create_new: bool = True,  # if this process has a run already, which `wandb.init` would return
     restarts: bool = True,  # this start may continue the runs of an earlier one, and a later start those of this one
     # A trainer handles SIGTERM, and its integration calls `Session.announce`. In a world of one, `wandb.init` gets
@@ -92,7 +93,8 @@ def open_session(
     opener.meet(integration, number, reaches=reaches and not topology.is_unconnected)
 
     again = partial(open_session, topology=topology, step_metric=step_metric, number=1, adopt=adopt)
-    again = partial(again, create_new=create_new, restarts=restarts, led_by_trainer=led_by_trainer)
+    again = partial(again, owns_adopted=owns_adopted, create_new=create_new, restarts=restarts)
+    again = partial(again, led_by_trainer=led_by_trainer)
 
     def reopen(primary_rank: int, continues: Session | None = None) -> Session:
         name, moved_options, arguments = opener.as_moved(primary_rank, init_arguments)
@@ -111,7 +113,13 @@ def open_session(
     opener.plan(proposed_id, sweeps.not_kept(init_arguments))
     with ExitStack() as until_started:
         session = opener.open(
-            step_metric, adopt, until_started, create_new=create_new, as_given=led_by_trainer, continues=continues
+            step_metric,
+            adopt,
+            until_started,
+            owns_adopted=owns_adopted,
+            create_new=create_new,
+            as_given=led_by_trainer,
+            continues=continues,
         )
         opener.link.moving.move = lambda primary_rank: move(continues or session, reopen, primary_rank)
         opener.announce(session, led_by_trainer=led_by_trainer, continues=continues)
@@ -293,6 +301,7 @@ class Opener:
         adopt: Callable[[RunPlan], Run | None] | None,
         until_started: ExitStack,  # of what ends once the session has started
         *,
+        owns_adopted: bool,
         create_new: bool,
         as_given: bool,
         continues: Session | None,
@@ -320,8 +329,9 @@ class Opener:
                 log_first = interception.logs_first(continues.log)
                 until_started.callback(interception.intercept_methods(run, {"log": log_first}))
         attached = opening.attach()
-        is_owned = adopted is None and run is not before
-        if is_owned and step_metric is not None:
+        is_new = adopted is None and run is not before
+        is_owned = is_new or (adopted is not None and owns_adopted)
+        if is_new and step_metric is not None:
             define_step_metric(run, step_metric)
         first_row = 0
         if step_metric == STEP_METRIC or (step_metric is not None and wandb_private.is_wandbs(run)):
@@ -354,9 +364,12 @@ class Opener:
             with suppress(RendezvousError) if continues else nullcontext():
                 session.report_run()
             job_description.check_trial(self._store, self._topology)
+            others = (one for one in registry.open_sessions() if one is not session)
+            opened_before = any(one.run is session.run for one in others)
             if (
                 self._restart_store is not None
                 and session.owns_run
+                and not opened_before  # else the session that opened the run has left the record
                 and session.run
                 and not run_metadata.is_disabled(session.run)
             ):
