@@ -86,5 +86,5 @@ def test_a_metric_is_defined_between_the_rows_of_the_calls_around_it(job: tuple[
     for run in ended_runs(job[0] / f"asked-{way}", WRITERS[way]):
         rows = history_of(run).rows_with("top")
         assert [(row["top"], row["epoch"]) for row in rows] == [(0.9, 1), (0.1, 1), (0.5, 0), (0.3, 0)]
-    assert "SAW defined 0 top" in job[1].output
+    assert job[1].lines("SAW defined 0 ") == ["SAW defined 0 top 0.3"] * len(WRITERS)
     assert "SAW refused 0 Unhandled define_metric() arg: summary op: largest" in job[1].output

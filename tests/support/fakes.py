@@ -96,6 +96,8 @@ class FakeRun:
         self.logged.append(({name: value for name, value in row.items() if name != "_timestamp"}, kwargs))
 
     def define_metric(self, name: str, **kwargs: Any) -> None:
+        if kwargs.get("summary") == "best":
+            raise wandb.Error("Unhandled define_metric() arg: summary op: best")
         self.defined.append((name, kwargs))
 
     def alert(self, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.calls import Call, Names, Outbox
+from dist_wandb.exchange.protocol.calls import Call, Names, Outbox, series_of
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.writing import Spreads, Writing
@@ -270,7 +270,8 @@ def _join(outbox: Outbox, names: Names, lanes: Lanes, step: int | None, x: int, 
     if last is None or last.x != x or (names and last.step != step):
         return None
     before, kept = last.own or Own({}, None), own or Own({}, None)
-    if not {*last.names, *before.values}.isdisjoint([*names, *kept.values]):
+    given = {*(series_of(name).name for name in last.names), *before.values}
+    if not given.isdisjoint([*(series_of(name).name for name in names), *kept.values]):
         return None
     if own is not None:
         commit = step is None if own.commit is None else own.commit

@@ -134,15 +134,30 @@ class RunWriter:
                 self._add(self._open, values)
             elif values or commit:
                 before, self._open = self._open, None
-                self._write({**before.values, **values} if before else values)
+                if before is not None:
+                    self._replace(before, values)
+                self._write(before.values if before else values)
             elif self._open is not None:
                 self._end(self._open)
         finally:
             if has_turn:
                 self._turn.release()
 
-    def _add(self, row: _OpenRow, values: dict[str, Any]) -> None:
+    def _replace(self, row: _OpenRow, values: Mapping[str, Any]) -> None:
+        """Keep values for a row behind earlier ones: `a` and `a.b` replace each other when they are nested, in order.
+
+        W&B would add a mapping, or media, to an earlier mapping of its row. So it gets what came between, too.
+        """
+        replaced = row.values.keys() & values.keys()
+        if any(type(values[name]) not in _WRITABLE for name in replaced):
+            passed, row.values = row.values, {}
+            self._write(passed, commit=False)
+        for name in replaced & row.values.keys():
+            del row.values[name]
         row.values.update(values)
+
+    def _add(self, row: _OpenRow, values: dict[str, Any]) -> None:
+        self._replace(row, values)
         row.time = time.time()
         if not _WRITABLE.issuperset(map(type, values.values())):
             passed, row.values = row.values, {}
@@ -273,18 +288,24 @@ class Axes:
         return {axis: self._last[axis] for axis in axes if axis in self._last and axis not in row}
 
     def define(self, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        """Record a definition by the user, and pass it to `define_metric`, the original method of the run."""
+        """Pass a definition by the user to `define_metric`, the original method of the run, and record it.
+
+        In this order: what wandb refuses must not be repeated for each name, whose rows would be lost.
+        """
         given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
-        if (axis := _axis(given)) is not None:
+        axis = _axis(given)
+        is_pattern = isinstance(name, str) and name.endswith("*")
+        given = self._on_our_axis(name, given) if isinstance(name, str) and not is_pattern else given
+        defined = define_metric(name, **given)
+        if axis is not None:
             self._last = {axis: 0, **self._last}  # another thread logs
-        if isinstance(name, str) and name.endswith("*"):
+        if is_pattern:
             self._patterns = {**self._patterns, name: given}
             self._settled = set(self._exact)
         elif isinstance(name, str):
-            given = self._on_our_axis(name, given)
             self._exact = {**self._exact, name: {**self._exact.get(name, {}), **given}}
             self._settled.add(name)
-        return define_metric(name, **given)
+        return defined
 
     def redefine(self, run: Any) -> None:
         """Repeat the user's definitions for a run that replaces the first."""

@@ -179,11 +179,15 @@ class OwnRun:
         """
         if name is None:  # wandb refuses it, unless the run is disabled
             return define_metric(*args, **kwargs)
+        metric = self._defined(run, has_rows, define_metric, name, *args, **kwargs)  # first: wandb may refuse it
         axis = kwargs.get("step_metric", args[0] if args else None)
         axis = getattr(axis, "name", axis)  # wandb also accepts what define_metric returned
         if isinstance(axis, str) and axis != self.step_metric and axis not in self.user_axes:
             self.user_axes = (*self.user_axes, axis)  # another thread reads it
         self.summary.logged.note_definition(name, kwargs.get("summary"))
+        return metric
+
+    def _defined(self, run: AnyRun, has_rows: bool, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
         if not run:
             return self.summary.define_aside(define_metric, name, *args, **kwargs)
         its_own = partial(define_metric, name, *args, **kwargs)

@@ -492,6 +492,18 @@ def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
     ]
 
 
+@pytest.mark.parametrize("other", [0.5, "text"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_name_that_was_a_metric_begins_a_new_row(other: Any, is_first: bool) -> None:
+    """Otherwise the row would have one of the two values."""
+    unit, metric = Unit(), MulticlassAccuracy(4)
+    metric.update(torch.arange(4), torch.arange(4))
+    values = [take_snapshot(metric), other]
+    for value in values if is_first else reversed(values):
+        unit.log(0, {"accuracy": value}, 3)
+    assert len(unit.rounds[0].outbox.waiting) == 2
+
+
 @pytest.mark.parametrize("adds", [0, 1])
 @pytest.mark.parametrize("step", [None, 7])
 def test_what_one_rank_adds_to_an_open_row_stands_in_it(adds: int, step: int | None) -> None:

@@ -95,6 +95,13 @@ def test_values_that_may_change_are_passed_to_wandb_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("commit", [False, True])
+def test_wandb_gets_each_value_of_a_name_that_becomes_a_mapping_again(commit: bool) -> None:
+    """W&B adds a mapping to an earlier one of its row, unless another value of the name came between."""
+    calls = rows_of(({"a": {"b": 1}}, 2, False), ({"a": 5}, 2, False), ({"a": {"c": 2}}, 2, commit))
+    assert [row["a"] for row in without_time(calls) if "a" in row] == [{"b": 1}, 5, {"c": 2}]
+
+
 def test_an_open_row_has_the_time_of_its_last_call() -> None:
     run = Recorder()
     rows = RunWriter(run, PLAIN, "global_step")  # type: ignore[arg-type]  # a Recorder

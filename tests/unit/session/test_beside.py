@@ -226,6 +226,16 @@ def test_names_matching_a_users_pattern_are_defined_before_their_first_row(
     assert defined[2:] == [("val.*", {"step_metric": "t"}), ("val.deep", {"step_metric": "t"})]
 
 
+@pytest.mark.parametrize("name", ["val/*", "val/acc"])
+def test_a_definition_that_wandb_refuses_has_no_effect(name: str, alone: FakeWandb) -> None:
+    """It was repeated for each name that it matches, and the rows with these names were lost."""
+    session = dist_wandb.init()
+    with pytest.raises(wandb.Error, match="summary op: best"):
+        wandb.define_metric(name, step_metric="epoch", summary="best")
+    session.log({"val/acc": 0.5})
+    assert [row["val/acc"] for row in alone.runs[0].rows] == [0.5]
+
+
 def test_names_logged_before_the_pattern_are_defined_again(defined: list[Any]) -> None:
     wandb.log({"val/acc": 0.5})
     wandb.define_metric("val/*", step_metric="epoch", step_sync=True)
@@ -311,3 +321,13 @@ def test_wrapping_an_intercepted_method_causes_no_recursion(alone: FakeWandb) ->
     assert seen == [alone.runs[0].rows[0], {"loss": 2.0}, alone.runs[0].rows[1]]
     run.finish()
     assert vars(alone.runs[0])["log"] is wrapper
+
+
+@pytest.mark.parametrize("last", [31.0, {"c": 2.0}])
+def test_a_name_has_its_last_value_in_a_row_of_several_calls(alone: FakeWandb, last: Any) -> None:
+    """An earlier mapping replaced the number that was logged last."""
+    session = dist_wandb.init()
+    for value in (5.0, {"b": 1.0}, 7.0, last):
+        session.log({"a": value}, step=0)
+    session.log({"a": 9.0}, step=1)
+    assert alone.runs[0].rows[0]["a"] == last
