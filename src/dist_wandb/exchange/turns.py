@@ -34,7 +34,7 @@ from queue import Empty, SimpleQueue
 from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Flush
 from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.protocol.calls import Intent
-from dist_wandb.exchange.protocol.lanes import NOTHING
+from dist_wandb.exchange.protocol.contributors import NEVER
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, Context
 from dist_wandb.exchange.rows import Contribution
@@ -184,13 +184,13 @@ class Pacer:
         self._last_end, self._has_taken = now, has_taken
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), self._limits.heartbeat) if is_flushing else 0.0
 
-    def begin_round(self, now: float, number: int, oldest: int | None) -> tuple[float, float]:
+    def begin_round(self, now: float, number: int, oldest: int | None) -> tuple[int, int]:
         """Record the start of a round; the oldest open cell is of the round `oldest`.
 
         Returns the latest rounds whose cells, and all cells opened before them, are overdue, for new names and for all;
-        `NOTHING` if there are none.
+        `NEVER` if there are none.
         """
-        overdue = NOTHING, NOTHING
+        overdue = NEVER, NEVER
         if oldest is None:
             self._rounds.clear()
         else:
@@ -206,9 +206,9 @@ class Pacer:
         self._last_round = now
         return overdue
 
-    def _last_before(self, since: float) -> float:
+    def _last_before(self, since: float) -> int:
         index = bisect_right(self._rounds, since, key=itemgetter(1))
-        return self._rounds[index - 1][0] if index else NOTHING
+        return self._rounds[index - 1][0] if index else NEVER
 
     def _move_rounds(self, seconds: float) -> None:
         self._rounds = deque((number, at + seconds) for number, at in self._rounds)

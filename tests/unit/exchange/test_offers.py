@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.lanes import NOTHING
+from dist_wandb.exchange.protocol.contributors import NEVER
 
 NAMES = [f"name {number}" for number in range(12)]
 NUMBERS = {name: number for number, name in enumerate(NAMES)}
@@ -36,12 +36,12 @@ offers = st.builds(
     old=st.integers(0, 20),
     more=st.integers(0, 10**6),
     intent=st.sampled_from(Intent),
-    give_up_new=st.just(NOTHING) | st.integers(0, 100).map(float),
-    give_up_all=st.just(NOTHING) | st.integers(0, 100).map(float),
+    give_up_new=st.just(NEVER) | st.integers(0, 100),
+    give_up_all=st.just(NEVER) | st.integers(0, 100),
     regroup=st.booleans(),
     interleaved=st.booleans(),
     published=st.integers(0, 5),
-    new_names=st.lists(st.text(), max_size=3),
+    new_names=st.lists(st.lists(st.text(), min_size=1), max_size=3),
     new_axes=st.lists(st.text(), max_size=2),
     counts=st.dictionaries(st.text(), st.integers(0, 9), max_size=3),
 )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice, zip_longest
+from operator import attrgetter
 from typing import NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes, parties_of
@@ -61,33 +62,28 @@ class Plan:
         self._table = table  # not changed before `apply`
         self._rank = rank
         self._calls = calls
-        axes = frozenset(table.axes).union(*(offer.new_axes for _, offer in offers))
         self._parties = parties_of(offers)
-        self._party = next((party for party in self._parties if rank in party.ranks), None)
+        self._party: Party | None = None  # of this rank
+        axes, waiting, self.leaving = frozenset(table.axes), NOBODY, NOBODY
+        for ranks, offer in offers:
+            axes = axes.union(offer.new_axes)
+            waiting |= ranks if offer.more else NOBODY
+            self.leaving |= ranks if offer.intent is Intent.CLOSING else NOBODY
         self._segments = _matched(table, self._parties, axes)
         self._chosen = _chosen(table, self._parties, axes)
-        # The cells of the table to which ranks contribute.
-        self.touched: dict[Key, None] = {key: None for one in self._chosen for key in one.cells}
-
-    @property
-    def taken(self) -> int:
-        return self._party.taken if self._party else 0
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether nothing waits on any rank after the round."""
-        return not any(party.left for party in self._parties) and not any(one.more for _, one in self.offers)
-
-    @property
-    def leaving(self) -> Ranks:
-        """The ranks that contribute nothing more after the round."""
-        closing = (ranks for ranks, one in self.offers if one.intent is Intent.CLOSING and not one.more)
-        return NOBODY.union(*closing) - NOBODY.union(*(party.ranks for party in self._parties if party.left))
-
-    @property
-    def own_chosen(self) -> Iterator[tuple[int, Taken]]:
-        """The calls of this rank that go into the table, with their places, as from `apply`."""
-        return ((place, one) for place, one in enumerate(self._chosen) if one.party is self._party)
+        for party in self._parties:
+            waiting |= party.ranks if party.left else NOBODY
+            self._party = party if rank in party.ranks else self._party
+        self.taken: int = self._party.taken if self._party else 0  # how many calls of this rank
+        self.takes_all: bool = not waiting  # nothing waits on any rank after the round
+        self.leaving -= waiting  # the ranks that contribute nothing more after the round
+        # Of the calls that go into the table: the cells, and those of this rank with their places, as from `apply`.
+        self.touched: dict[Key, None] = {}
+        self.own_chosen: list[tuple[int, Taken]] = []
+        for place, one in enumerate(self._chosen):
+            self.touched.update(dict.fromkeys(one.cells))
+            if one.party is self._party:
+                self.own_chosen.append((place, one))
 
     # The lists
 
@@ -97,7 +93,8 @@ class Plan:
         maxima: list[float] = []
         for segment in self._segments:
             self._pack_segment(segment, sums, maxima)
-        self._pack_chosen(sums, maxima)
+        if self._chosen:
+            self._pack_chosen(sums, maxima)
         return sums, maxima
 
     def _pack_segment(self, segment: Segment, sums: list[float], maxima: list[float]) -> None:
@@ -134,7 +131,9 @@ class Plan:
     def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[Row], dict[Owner, int]]:
         """Apply the reduced lists; return the complete rows, and the places of the calls in the table, in its order."""
         rest = iter(sums), iter(maxima)
-        rows = [row for segment in self._segments for row in self._rows_of(segment, *rest)]
+        rows: list[Row] = []
+        for segment in self._segments:
+            rows += self._rows_of(segment, *rest)
         table, taken, places = self._table, self._table.taken, dict[Owner, int]()
         calls = table.placing.calls
         for place, one in enumerate(self._chosen):
@@ -151,7 +150,8 @@ class Plan:
             cell.number = cell.number.plus(Number(*islice(rest[0], SUMS), *islice(rest[1], MAXIMA)))
         for party in self._parties:
             if party.taken:
-                taken.update((rank, taken.get(rank, 0) + party.taken) for rank in party.ranks)
+                for rank in party.ranks:
+                    taken[rank] = taken.get(rank, 0) + party.taken
         return rows, places
 
     def _rows_of(self, segment: Segment, sums: Iterator[float], maxima: Iterator[float]) -> Iterator[Row]:
@@ -193,19 +193,21 @@ class Plan:
 def _matched(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Segment]:
     """Return the rows that the next calls of the parties form, and take these calls."""
     segments: list[Segment] = []
-    while True:
-        heads = {party: party.left[0] for party in parties if party.left}
-        found = next((one for party in heads if (one := _from(party, heads, table, parties, axes))), None)
-        if found is None:
-            return segments
-        segments.append(found)
+    has_moved = True
+    while has_moved:
+        has_moved = False
+        for party in parties:
+            found = _from(party, table, parties, axes) if party.left else None
+            if found is not None:
+                segments.append(found)
+                has_moved = True
+                break  # from the first party again
+    return segments
 
 
-def _from(
-    first: Party, heads: Mapping[Party, Block], table: Table, parties: Sequence[Party], axes: frozenset[str]
-) -> Segment | None:
+def _from(first: Party, table: Table, parties: Sequence[Party], axes: frozenset[str]) -> Segment | None:
     """Match the next calls of a party with those of others; take them if they are complete rows."""
-    group = _partners(first, heads, axes)
+    group = _partners(first, parties, axes)
     found = _joint(group, axes)
     if found is None:
         return None
@@ -227,17 +229,16 @@ def _from(
     return found._replace(rows=rows._replace(number=number), lacks=lacks)
 
 
-def _partners(first: Party, heads: Mapping[Party, Block], axes: frozenset[str]) -> dict[Party, Block]:
+def _partners(first: Party, parties: Sequence[Party], axes: frozenset[str]) -> dict[Party, Block]:
     """Return the parties whose next calls share cells with that of one party, directly or not, by rank."""
-    group = {first: heads[first]}
-    left = {party: block for party, block in heads.items() if party is not first}
-    reached = [heads[first]]
-    while reached and left:
+    group = {first: first.left[0]}
+    reached = [first.left[0]]
+    while reached and len(group) < len(parties):
         block = reached.pop()
-        for party, other in list(left.items()):
-            if _share(block, other, axes):
-                group[party] = left.pop(party)
-                reached.append(other)
+        for party in parties:
+            if party.left and party not in group and _share(block, party.left[0], axes):
+                group[party] = party.left[0]
+                reached.append(party.left[0])
     return dict(sorted(group.items(), key=lambda one: one[0].lowest)) if len(group) > 1 else group
 
 
@@ -250,12 +251,11 @@ def _share(one: Block, other: Block, axes: frozenset[str]) -> bool:
 
 def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None:
     """Return the rows that these calls form; `None` if a name has different occurrences."""
-    owner = next(iter(group.values()))
-    starts = {party.lowest: party.taken for party in group}
+    party, owner = next(iter(group.items()))
     if len(group) == 1:  # lockstep
-        ((party, _),) = group.items()
-        ranks = (party.ranks,) * len(owner.names)
+        ranks, starts = (party.ranks,) * len(owner.names), {party.lowest: party.taken}
         return Segment(owner, ranks, *cells_and_axes(owner.names, axes), starts, {party.lowest: None})
+    starts = {party.lowest: party.taken for party in group}
     occurrences = dict(zip(owner.names, owner.occurrences, strict=True))
     givers: dict[str, list[Ranks]] = {}
     for party, block in group.items():
@@ -280,7 +280,7 @@ def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None
 
 def _chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Taken]:
     """Return the calls that go into the table, in order, and take them."""
-    if _all_wait(table, parties, axes):
+    if not any(map(attrgetter("left"), parties)) or _all_wait(table, parties, axes):
         return []
     calls = {party: list(_remaining(party, axes)) for party in parties}
     groups = _groups(list(chain(*calls.values())))
