@@ -84,9 +84,9 @@ class Inbox:
             self._urgent.put(None)
 
     @property
-    def unread(self) -> int:
-        """Approximately how many contributions were not read yet."""
-        return self._unread.qsize()
+    def backlog(self) -> int:
+        """Approximately how many contributions were not posted yet."""
+        return self._unread.qsize() + len(self._computing)
 
     @property
     def computing(self) -> int:
@@ -112,19 +112,18 @@ class Inbox:
                 return has_found
 
     def _read(self, timeout: float) -> bool:
+        """Read what is there, once there is something; return whether there is in time."""
+        has_found = False
         with suppress(Empty):
-            self._accept(self._unread.get(timeout=timeout) if timeout else self._unread.get_nowait())
-            with suppress(Empty):
-                for _ in range(_MOST_AT_ONCE):
-                    self._accept(self._unread.get_nowait())
-            return True
-        return False
-
-    def _accept(self, item: Contribution | Flush | None) -> None:
-        if isinstance(item, Contribution):
-            self._computing.append(item)
-        elif item is not None:
-            self.flushes.append(item)
+            for _ in range(_MOST_AT_ONCE):
+                waits = timeout and not has_found
+                item = self._unread.get(timeout=timeout) if waits else self._unread.get_nowait()
+                has_found = True
+                if isinstance(item, Contribution):
+                    self._computing.append(item)
+                elif item is not None:
+                    self.flushes.append(item)
+        return has_found
 
     def linger(self, seconds: float, *, is_open: Callable[[], bool]) -> None:
         """Wait for further contributions if they may come, unless a caller waits for the present ones."""
@@ -183,6 +182,7 @@ class Pacer:
         """Record the end of a round, and whether all calls that were offered were taken."""
         self._last_end, self._has_taken = now, has_taken
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), self._limits.heartbeat) if is_flushing else 0.0
+        self._settled_since = self._settled_since if is_flushing else None
 
     def begin_round(self, now: float, number: int, oldest: int | None) -> tuple[int, int]:
         """Record the start of a round; the oldest open cell is of the round `oldest`.
@@ -266,7 +266,7 @@ class Turns:
     @property
     def backlog(self) -> int:
         """Approximately how many rows of this rank the others have not received."""
-        return self._inbox.unread + self._inbox.computing + len(self._rounds.outbox.waiting)
+        return self._inbox.backlog + len(self._rounds.outbox.waiting)
 
     def left(self) -> int:
         """Return approximately how many rows this rank has yet to write."""
@@ -274,7 +274,7 @@ class Turns:
         if rows.writes:
             behind = [rank > index for rank, _ in list(self._rounds.table.open)]  # usually, its call is in the backlog
             return max(self.backlog, sum(behind)) + behind.count(False) + rows.writing.due
-        return self._inbox.unread + self._inbox.computing if rows.writer.has_run else 0  # values under its label
+        return self._inbox.backlog if rows.writer.has_run else 0  # values under its label
 
     def is_due(self) -> bool:
         """Return whether a row has waited long enough for ranks that have not opened a session, or this one ends."""
@@ -317,7 +317,7 @@ class Turns:
     def give_up_overdue(self) -> None:
         """Stop waiting for ranks that do not contribute to rows of others."""
         rounds, table = self._rounds, self._rounds.table
-        oldest = next(table.unwritten(), None)
+        oldest = next(table.unwritten(), None) if table.open else None
         born = None if oldest is None else table.cells[oldest].born
         rounds.give_up(*self._pacer.begin_round(time.monotonic(), table.round, born))
 
@@ -332,7 +332,9 @@ class Turns:
         self._awaits = outcome.awaits and not rounds.settled
         has_taken = outcome.taken > 0 or not rounds.outbox.waiting
         self._pacer.end_round(now, has_taken=has_taken, is_flushing=bool(flushes))
-        is_settled = bool(flushes) and rounds.settled and inbox.is_empty
+        if not flushes:
+            return
+        is_settled = rounds.settled and inbox.is_empty
         has_waited = self._pacer.has_flushed_alone(now, is_settled=is_settled)
         if is_settled and (outcome.paused or has_waited or not (rounds.table.open or outcome.more)):
             self._context.rows.writing.end_row()

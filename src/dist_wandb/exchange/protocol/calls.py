@@ -63,6 +63,12 @@ def is_attached(text: str) -> bool:
     return _SEPARATOR in text
 
 
+@lru_cache(maxsize=4096)
+def attached_among(names: Names) -> list[int]:
+    """Return the indices of the names that are attachments."""
+    return [at for at, name in enumerate(names) if is_attached(name)]
+
+
 class Key(NamedTuple):
     """A cell: the contributions of all ranks to one name at one step, for the same occurrence."""
 
