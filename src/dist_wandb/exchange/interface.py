@@ -88,7 +88,6 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.demand: Demand = Demand.NONE
-        self.is_closing = self.is_stopped = False  # whether the demand includes these
         self.phase: Phase = Phase.TOGETHER
         self.delivered: threading.Event = threading.Event()
         self.ended: threading.Event = threading.Event()
@@ -102,8 +101,14 @@ class Lifecycle:
     def ask(self, demand: Demand) -> None:
         with self._lock:
             self.demand = max(self.demand, demand)
-            self.is_closing = self.demand >= Demand.CLOSE
-            self.is_stopped = self.demand >= Demand.STOP
+
+    @property
+    def is_closing(self) -> bool:
+        return self.demand >= Demand.CLOSE
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.demand >= Demand.STOP
 
     @property
     def has_kept_all(self) -> bool:

@@ -102,8 +102,7 @@ class Cycle:
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
         own, keys = self._context.rows, list[Key]()
         for row in rows:
-            if attached := attached_among(row.names):
-                keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached]
+            keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached_among(row.names)]
         if keys:
             for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
                 began = time.monotonic()

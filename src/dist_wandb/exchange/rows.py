@@ -11,7 +11,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from itertools import filterfalse
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -106,6 +105,7 @@ class Reductions:
     def __init__(self, reduce: Mapping[str, Reduction] | None) -> None:
         self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
         self.reduce = reduce or {}
+        self.chosen: dict[str, Reduction] = {one: kind for one, kind in self.reduce.items() if one != "*"}
         self.known: dict[str, Reduction] = {}  # of the names that were logged
         self.defaults: dict[str, Reduction] = {}  # of names that match no pattern, where it is not the mean
         self.weighted: set[str] = set()  # names that this rank has given weights, but not in their row
@@ -120,10 +120,6 @@ class Reductions:
             self.known[name] = kind if pattern else self.defaults.get(name, kind)
             self.unused.pop(pattern, None)
         return self.known[name]
-
-    def is_chosen(self, name: str) -> bool:
-        """Return whether a pattern of the user, other than the one for all names, matches."""
-        return bool(reduction_of(name, {one: kind for one, kind in self.reduce.items() if one != "*"})[0])
 
 
 class Posting:
@@ -204,8 +200,7 @@ class Posting:
         place, metrics = (contribution.step, contribution.x), contribution.metrics
         if place != self._place:
             self._axes, self._has_values = {}, False
-        axes, step_metric = self._axes, self._writer.step_metric
-        names = own_axes if step_metric is None else (*own_axes, step_metric)
+        axes, names = self._axes, [*filter(None, (*own_axes, self._writer.step_metric))]
         if not metrics.keys().isdisjoint(names):
             axes = {**axes, **known({name: metrics[name] for name in names if name in metrics})}
         is_end = contribution.step is None if contribution.commit is None else contribution.commit
@@ -316,7 +311,6 @@ class Rows:
         self.act = act
         self.first: int | None = first if counts else None
         self.reductions: Reductions = Reductions(reduce)
-        self.writes: bool = writer.is_primary  # whether this rank writes the rows of its unit
         contributions, writes = Contributions(rank, writer.lost), self.writes
         metrics, gathers = FusedMetrics(contributions, merges=writes), FusedGathers(contributions, merges=writes)
         by_type = {Snapshot: metrics, Gathered: gathers}
@@ -325,9 +319,14 @@ class Rows:
         self.posting: Posting = Posting(self, per_rank, is_first=not index)
         self.writing: Writing = Writing(self)
 
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes the rows of its unit."""
+        return self.writer.is_primary
+
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
-        return [*filterfalse(self.reductions.is_chosen, self.own_axes())]
+        return [name for name in self.own_axes() if not reduction_of(name, self.reductions.chosen)[0]]
 
     def x(self, x: int) -> int | None:
         """Return the position of a row on the x axis of this rank's run; `x` as in `protocol.calls.Call`."""

@@ -116,8 +116,7 @@ class Inbox:
         has_found = False
         with suppress(Empty):
             for _ in range(_MOST_AT_ONCE):
-                waits = timeout and not has_found
-                item = self._unread.get(timeout=timeout) if waits else self._unread.get_nowait()
+                item = self._unread.get(timeout=timeout) if timeout and not has_found else self._unread.get_nowait()
                 has_found = True
                 if isinstance(item, Contribution):
                     self._computing.append(item)
@@ -332,10 +331,8 @@ class Turns:
         self._awaits = outcome.awaits and not rounds.settled
         has_taken = outcome.taken > 0 or not rounds.outbox.waiting
         self._pacer.end_round(now, has_taken=has_taken, is_flushing=bool(flushes))
-        if not flushes:
-            return
-        is_settled = rounds.settled and inbox.is_empty
-        has_waited = self._pacer.has_flushed_alone(now, is_settled=is_settled)
+        is_settled = bool(flushes) and rounds.settled and inbox.is_empty
+        has_waited = bool(flushes) and self._pacer.has_flushed_alone(now, is_settled=is_settled)
         if is_settled and (outcome.paused or has_waited or not (rounds.table.open or outcome.more)):
             self._context.rows.writing.end_row()
             inbox.answer([flush for flush in flushes if outcome.paused or not flush.together])

@@ -206,9 +206,7 @@ class Writing:
                     values[DEGRADED] = lacks  # also if the row has nothing else
                 missing = max(missing, lacks)
         for kept in row.own:
-            for name, exact in kept.exact.items():
-                if values.get(name) == float(exact):
-                    values[name] = exact
+            values.update((name, exact) for name, exact in kept.exact.items() if values.get(name) == float(exact))
         if own.spreads.found:
             self._add_spreads(values, row)
         return values, missing

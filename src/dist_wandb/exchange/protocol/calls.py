@@ -33,8 +33,8 @@ NUMBER = "number"
 _SEPARATOR = "\0"  # in no name that a user may give
 _STEPS_PER_CELL = 2  # a cell must be forgotten long before a rank restarts the count of its occurrences
 _MOST_SHAPES = 4096  # tuples of names that are kept, so that equal ones are one object
-_as_text = json.JSONEncoder(separators=(",", ":")).encode
 MOST_VALUES = 8192  # values that a rank offers in a round; the last call may exceed it
+_as_text = json.JSONEncoder(separators=(",", ":")).encode
 
 Names = tuple[str, ...]
 """The series of a call, in its order."""
@@ -247,36 +247,27 @@ class Offer(NamedTuple):
 
     def encoded(self, numbers: dict[str, int]) -> bytes:
         """Return it as bytes, given the numbers of the names."""
-        patience, flags = (self.give_up_new, self.give_up_all), (int(self.regroup), int(self.interleaved))
-        told = (self.intent, self.old, self.more, *patience, *flags)
-        state: list[Any] = [told, self.published, self.new_names, self.new_axes, self.counts]
-        while not state[-1]:
-            state.pop()
         blocks = []
         for names, occurrences, *rest in self.blocks:
             are_equal = names and occurrences.count(occurrences[0]) == len(names)
             counts = occurrences[0] if are_equal else occurrences
             blocks.append((_spans(map(numbers.__getitem__, names)), counts, *rest))
-        return f"{_as_text(state)}\n{_as_text(blocks)}".encode()
+        return f"{_as_text(self[1:])}\n{_as_text(blocks)}".encode()
 
     @classmethod
-    def decoded(cls, data: bytes, names: Sequence[str], known: dict[bytes, list[Block]] | None = None) -> Offer:
+    def decoded(cls, data: bytes, names: Sequence[str], known: dict[bytes, list[Block]]) -> Offer:
         """Return the inverse of `encoded`, given the names by number. `known` keeps equal calls. Raises ValueError."""
-        known = {} if known is None else known
         state, _, calls = data.partition(b"\n")
         try:
-            (intent, old, more, new, every, regroup, interleaved), *rest = json.loads(state)
-            defaults: list[Any] = [0, [], [], {}]
-            published, new_names, new_axes, counts = rest + defaults[len(rest) :]
             if calls not in known:
                 known[calls] = _blocks(names, json.loads(calls))
-            _check_type(int, old, more, new, every, published, *counts.values())
-            _check_type(list, *new_names)
-            _check_type(str, *chain(*new_names), *new_axes)
-            return cls(
-                known[calls], old, more, Intent(intent), new, every, bool(regroup), bool(interleaved), published,
-                new_names, new_axes, counts,
-            )  # fmt: skip
+            offer = cls._make((known[calls], *json.loads(state)))
+            patience, counts = (offer.give_up_new, offer.give_up_all), offer.counts.values()
+            _check_type(int, offer.old, offer.more, *patience, offer.published, *counts)
+            _check_type(bool, offer.regroup, offer.interleaved)
+            _check_type(list, *offer.new_names)
+            _check_type(str, *chain(*offer.new_names), *offer.new_axes)
+            return offer._replace(intent=Intent(offer.intent))
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(f"a rank sent {len(data)} bytes that are not an offer of calls") from error
 
@@ -293,7 +284,6 @@ def _spans(numbers: Iterable[int]) -> list[int]:
 
 
 def _blocks(names: Sequence[str], blocks: Iterable[Sequence[Any]]) -> list[Block]:
-    """Return the blocks of an offer; raise an error that `Offer.decoded` names for any that no rank offers."""
     found: list[Block] = []
     values = widest = 0
     for spans, occurrences, step, stride, x, x_stride, number in blocks:
@@ -358,10 +348,10 @@ class Party:
             number -= min(number, block.number)
 
 
-def parties_of(offers: Iterable[tuple[Ranks, Offer]]) -> list[Party]:
+def parties_of(offers: Mapping[Ranks, Offer]) -> list[Party]:
     """Return the parties of the ranks that have made these offers: ordered by their lowest ranks, as the offers are."""
     parties: dict[int, Party] = {}
-    for ranks, offer in offers:
+    for ranks, offer in offers.items():
         party = parties.get(id(offer.blocks))
         if party is None:
             party = parties[id(offer.blocks)] = Party(offer.blocks, min(ranks))

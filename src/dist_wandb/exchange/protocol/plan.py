@@ -20,7 +20,7 @@ from itertools import chain, count, islice, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes, parties_of
+from dist_wandb.exchange.protocol.calls import Block, Call, Key, Offer, Party, cells_and_axes, parties_of
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NO_NUMBER, NOTHING, SUMS, Lanes, Number, number_at, placed
 from dist_wandb.exchange.protocol.placing import Known, Owner, Remembered
@@ -56,34 +56,29 @@ class Taken(NamedTuple):
 class Plan:
     """The plan of one round, for one rank, which has offered `calls`."""
 
-    def __init__(self, table: Table, offers: Sequence[tuple[Ranks, Offer]], rank: int, calls: Sequence[Call]) -> None:
+    def __init__(self, table: Table, offers: Mapping[Ranks, Offer], rank: int, calls: Sequence[Call]) -> None:
         self.offers = offers
         self.differing: dict[str, None] = {}  # from `apply`: x axes whose values differ between the ranks of a row
         self._table = table  # not changed before `apply`
         self._rank = rank
         self._calls = calls
+        axes = frozenset(table.axes).union(*map(attrgetter("new_axes"), offers.values()))
         self._parties = parties_of(offers)
-        self._party: Party | None = None  # of this rank
-        axes, waiting, self.leaving = frozenset(table.axes), NOBODY, NOBODY
-        for ranks, offer in offers:
-            axes = axes.union(offer.new_axes)
-            waiting |= ranks if offer.more else NOBODY
-            self.leaving |= ranks if offer.intent is Intent.CLOSING else NOBODY
+        self.party: Party | None = next((party for party in self._parties if rank in party.ranks), None)
         self._segments = _matched(table, self._parties, axes)
-        self._chosen = _chosen(table, self._parties, axes)
+        self.chosen: list[Taken] = _chosen(table, self._parties, axes)  # the calls that go into the table
+        self.touched: dict[Key, None] = {}  # the cells of the table to which ranks contribute
+        for one in self.chosen:
+            self.touched.update(dict.fromkeys(one.cells))
+
+    def waiting(self) -> Ranks:
+        """Return the ranks on which something waits after the round."""
+        waiting = NOBODY
+        for ranks, offer in self.offers.items():
+            waiting |= ranks if offer.more else NOBODY
         for party in self._parties:
             waiting |= party.ranks if party.left else NOBODY
-            self._party = party if rank in party.ranks else self._party
-        self.taken: int = self._party.taken if self._party else 0  # how many calls of this rank
-        self.takes_all: bool = not waiting  # nothing waits on any rank after the round
-        self.leaving -= waiting  # the ranks that contribute nothing more after the round
-        # Of the calls that go into the table: the cells, and those of this rank with their places, as from `apply`.
-        self.touched: dict[Key, None] = {}
-        self.own_chosen: list[tuple[int, Taken]] = []
-        for place, one in enumerate(self._chosen):
-            self.touched.update(dict.fromkeys(one.cells))
-            if one.party is self._party:
-                self.own_chosen.append((place, one))
+        return waiting
 
     # The lists
 
@@ -93,12 +88,12 @@ class Plan:
         maxima: list[float] = []
         for segment in self._segments:
             self._pack_segment(segment, sums, maxima)
-        if self._chosen:
+        if self.chosen:
             self._pack_chosen(sums, maxima)
         return sums, maxima
 
     def _pack_segment(self, segment: Segment, sums: list[float], maxima: list[float]) -> None:
-        lowest, rows = self._party.lowest if self._party else -1, segment.rows
+        lowest, rows = self.party.lowest if self.party else -1, segment.rows
         names, slots, start = len(rows.names), len(segment.axes), segment.starts.get(lowest)
         if start is None:
             sums += [0.0] * ((SUMS * names + slots) * rows.number)
@@ -115,8 +110,8 @@ class Plan:
 
     def _pack_chosen(self, sums: list[float], maxima: list[float]) -> None:
         mine: dict[Key, Number] = {}
-        for one in self._chosen:
-            if one.party is not self._party:
+        for one in self.chosen:
+            if one.party is not self.party:
                 sums += [0.0] * len(one.axes)
                 continue
             call = self._calls[one.number]
@@ -136,7 +131,7 @@ class Plan:
             rows += self._rows_of(segment, *rest)
         table, taken, places = self._table, self._table.taken, dict[Owner, int]()
         calls = table.placing.calls
-        for place, one in enumerate(self._chosen):
+        for place, one in enumerate(self.chosen):
             axes, lowest = _axes(one.axes, rest[0]), one.party.lowest
             known = Known(one.call.step, one.call.x, axes, list(one.cells))
             for other in {table.cells[key].owner for key in known.keys if key in table.cells}:
@@ -159,7 +154,7 @@ class Plan:
         names, counts = segment.rows.names, tuple(map(len, ranks))
         missing, wide, high = len(NOBODY.union(*segment.lacks.values())), SUMS * len(names), MAXIMA * len(names)
         is_without_axes = len(cells) == len(names)
-        start = segment.starts.get(self._party.lowest) if self._party else None
+        start = segment.starts.get(self.party.lowest) if self.party else None
         owner, first = segment.owner, table.taken.get(segment.owner, 0) + segment.starts[segment.owner]
         for index in range(segment.rows.number):
             table.serial += 1
@@ -193,16 +188,13 @@ class Plan:
 def _matched(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Segment]:
     """Return the rows that the next calls of the parties form, and take these calls."""
     segments: list[Segment] = []
-    has_moved = True
-    while has_moved:
-        has_moved = False
+    while True:
         for party in parties:
-            found = _from(party, table, parties, axes) if party.left else None
-            if found is not None:
+            if party.left and (found := _from(party, table, parties, axes)):
                 segments.append(found)
-                has_moved = True
                 break  # from the first party again
-    return segments
+        else:
+            return segments
 
 
 def _from(first: Party, table: Table, parties: Sequence[Party], axes: frozenset[str]) -> Segment | None:

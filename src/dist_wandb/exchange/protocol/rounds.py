@@ -40,7 +40,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.contributors import NEVER, Ranks
+from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Ranks
 from dist_wandb.exchange.protocol.plan import Plan, Taken
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 
@@ -91,12 +91,10 @@ class _Kept:
 
     def take(self, one: Taken, own: Any) -> list[Row]:
         """Keep it for a call that goes into the table; return a row if the call has no cells."""
-        if own is None:
-            return []
-        if one.cells:
+        if own is not None and one.cells:
             self.own[next(iter(one.cells))] = own
             return []
-        return [_without_numbers(one.call.step, one.call.x, own)]
+        return [] if own is None else [_without_numbers(one.call.step, one.call.x, own)]
 
     def lose(self, keys: Iterable[Key]) -> None:
         """Turn what is kept for cells that will not be written with it into rows of their own."""
@@ -169,11 +167,10 @@ class Rounds:
             calls.pop()
         outbox.offered = calls
         is_last = self.intent is Intent.CLOSING and self._rank not in table.ranks.closed and not rest
-        old = bisect_right(calls, now - self._hold, key=attrgetter("at")) if is_open else len(calls)
         unknown = [name for name in outbox.names(_MOST_NEW) if name not in table.names] if rest else ()
         return Offer(
             blocks_of(calls),
-            old,
+            bisect_right(calls, now - self._hold, key=attrgetter("at")) if is_open else len(calls),
             rest,
             self.intent,
             *(self._gives_up if table.open else (NEVER, NEVER)),
@@ -192,22 +189,23 @@ class Rounds:
         """
         names, known = list(self.table.names), dict[bytes, list[Block]]()
         data_of = dict(zip(offers.values(), offers, strict=True))
-        found = [(ranks, Offer.decoded(data_of[ranks], names, known)) for ranks in sorted(data_of, key=min)]
+        found = {ranks: Offer.decoded(data_of[ranks], names, known) for ranks in sorted(data_of, key=min)}
         return Plan(self.table, found, self._rank, self.outbox.offered)
 
     def unpack(self, plan: Plan, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
         """Apply the reduced lists of a round, which are empty if it had no numbers."""
-        table = self.table
+        table, waiting, taken = self.table, plan.waiting(), plan.party.taken if plan.party else 0
         table.round += 1
         table.told.clear()
         _learn(table, plan.offers, self.side_data.paths)
         rows, places = plan.apply(sums, maxima)
-        calls, own_rows, late = self.outbox.take(plan.taken), list[tuple[int, Row]](), list[Key]()
-        for place, one in plan.own_chosen:
-            late += [key for key in one.cells if table.cells[key].shown is not None]
-            own_rows += [(place, row) for row in self._kept.take(one, calls[one.number].own)]
-        each: Any = Offer._make(zip(*map(itemgetter(1), plan.offers), strict=True))  # the fields of all offers
-        takes_all, is_crowded = plan.takes_all, len(table.open) > self._patience.most_open
+        calls, own_rows, late = self.outbox.take(taken), list[tuple[int, Row]](), list[Key]()
+        for place, one in enumerate(plan.chosen):
+            if one.party is plan.party:
+                late += [key for key in one.cells if table.cells[key].shown is not None]
+                own_rows += [(place, row) for row in self._kept.take(one, calls[one.number].own)]
+        each: Any = Offer._make(zip(*plan.offers.values(), strict=True))  # the fields of all offers
+        takes_all, is_crowded = not waiting, len(table.open) > self._patience.most_open
         patience = self._patience._replace(
             of_new=max(each.give_up_new),
             of_all=max(each.give_up_all),
@@ -218,8 +216,9 @@ class Rounds:
         self._gives_up = new if new > patience.of_new else NEVER, every if every > patience.of_all else NEVER
         if not takes_all:  # calls of before a rank was lost may follow
             table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
-        if plan.leaving:
-            table.leave(plan.leaving)
+        if Intent.CLOSING in each.intent:
+            closing = [ranks for ranks, offer in plan.offers.items() if offer.intent is Intent.CLOSING]
+            table.leave(NOBODY.union(*closing) - waiting)
         finished = list(Conclusion(table, plan.touched, patience).rows()) if table.open else []
         table.memory.forget(table.names)
         told: dict[str, list[Key]] = {"gave up": [], "too late": []}
@@ -244,7 +243,7 @@ class Rounds:
             awaits=bool(table.open) or not takes_all,
             crowded=is_crowded,
             regroup=regroup,
-            taken=plan.taken,
+            taken=taken,
             late=tuple(late),
             lost=tuple(told["too late"]),
             silent=tuple(told["gave up"]),
@@ -283,9 +282,9 @@ class Rounds:
         return (key for key in self.table.unwritten() if self._rank in self.table.cells[key].ranks)
 
 
-def _learn(table: Table, offers: Iterable[tuple[Ranks, Offer]], paths: dict[str, tuple[str, ...]]) -> None:
+def _learn(table: Table, offers: Mapping[Ranks, Offer], paths: dict[str, tuple[str, ...]]) -> None:
     """Learn what the ranks have told: new names, x axes, whose order proves nothing, and counts."""
-    for ranks, offer in offers:
+    for ranks, offer in offers.items():
         for path in offer.new_names:
             name = ".".join(path)
             if len(path) > 1:
@@ -293,6 +292,7 @@ def _learn(table: Table, offers: Iterable[tuple[Ranks, Offer]], paths: dict[str,
             table.names.setdefault(name, len(table.names))
         table.axes.update(dict.fromkeys(offer.new_axes))
         if offer.interleaved:
-            table.ranks.interleave(ranks)
+            table.ranks.interleaved |= ranks
+            table.ranks.version += 1
         for name, count in offer.counts.items():
             table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))

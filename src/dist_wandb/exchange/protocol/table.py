@@ -149,9 +149,8 @@ class Table:
 
     def uneven(self) -> dict[str, dict[int, int]]:
         """Return `counts` of names that ranks have logged unequally often; no x axes, which belong to their calls."""
-        return {
-            name: those for name, those in self.counts.items() if len({*those.values()}) > 1 and name not in self.axes
-        }
+        counts = self.counts.items()
+        return {name: those for name, those in counts if len({*those.values()}) > 1 and name not in self.axes}
 
     def close(self, row: Owner) -> None:
         if row in self.memory:

@@ -189,10 +189,9 @@ class GlooGroup(Group):
             if length:
                 self._all_gather([buffer.tensor for buffer in received], own.tensor)
             return _combined(received, len(sums))
-        summed, largest = Buffer(len(sums)), Buffer(len(maxima))
-        summed.numbers[:], largest.numbers[:] = array("d", sums), array("d", maxima)
-        self.reduce_tensors(summed.tensor, largest.tensor)
-        return summed.numbers.tolist(), largest.numbers.tolist()
+        summed, largest = (torch.tensor(numbers, dtype=torch.float64) for numbers in (sums, maxima))
+        self.reduce_tensors(summed, largest)
+        return summed.tolist(), largest.tolist()
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Reduce float64 tensors on the host in place, like `reduce`. An empty tensor costs no collective."""
