@@ -23,7 +23,7 @@ from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
-from dist_wandb.exchange.protocol.calls import Intent, is_attached
+from dist_wandb.exchange.protocol.calls import Intent, Key, attached_among, is_attached
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row, decoded, encoded
@@ -57,7 +57,7 @@ class Cycle:
         """Begin a generation: do the work that remained. `learn_ranks` gets where `Unit.global_rank_of` is wrong."""
         self.group, self._members = group, members
         unit, spreads = self._context.unit, self._context.rows.spreads
-        due = [row for row in self._due if any(map(is_attached, row.names)) or spreads.due([row])]
+        due = [row for row in self._due if attached_among(row.names) or spreads.due([row])]
         own = {
             "round": self._rounds.table.round,
             "due": [encoded(row._replace(own=())) for row in due],
@@ -79,7 +79,7 @@ class Cycle:
             raise RuntimeError("a round needs a group")
         rounds = self._rounds
         offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
-        offers = {offer: frozenset([self._members[member] for member in of]) for offer, of in offered.items()}
+        offers = {offer: frozenset(map(self._members.__getitem__, of)) for offer, of in offered.items()}
         plan = rounds.plan(offers)
         packed = plan.pack()
         sums, maxima = group.reduce(*packed) if any(packed) else packed
@@ -91,22 +91,25 @@ class Cycle:
         return outcome
 
     def _unpack(self, plan: Plan, checkpoint: Checkpoint) -> Outcome:
-        outcome = self._rounds.unpack(plan, checkpoint.sums, checkpoint.maxima)
+        own, outcome = self._context.rows, self._rounds.unpack(plan, checkpoint.sums, checkpoint.maxima)
         self.checkpoint = checkpoint
-        self._context.rows.spreads.keep(self._rounds.outbox.last)
+        own.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
-        self._context.rows.attachments.settle(self._rounds.outbox, self._rounds.table.names)
+        if own.attachments.contributions.bytes_waiting:
+            own.attachments.settle(self._rounds.outbox, self._rounds.table.names)
         return outcome
 
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
-        own = self._context.rows
-        attached = [row for row in rows if any(map(is_attached, row.names))]
-        keys = [key for row in attached for key in row.cells() if is_attached(key.name)]
-        for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
-            began = time.monotonic()
-            attachment.exchange(due, group)
-            self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
-        own.spreads.exchange(own.spreads.due(rows), group)
+        own, keys = self._context.rows, list[Key]()
+        for row in rows:
+            keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached_among(row.names)]
+        if keys:
+            for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
+                began = time.monotonic()
+                attachment.exchange(due, group)
+                self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
+        if of_spreads := own.spreads.due(rows):
+            own.spreads.exchange(of_spreads, group)
 
     def _write_due(self) -> None:
         """Write rows in their order, or keep them for the primary."""
@@ -297,7 +300,8 @@ class Participation:
         generation, membership = self.generation, self.membership
         if generation is None or membership is None or generation.members[0] != self._context.unit.index:
             return False
-        if len(generation.members) + len(membership.presence.departures.ended("finished")) >= self._context.unit.size:
+        outside = self._context.unit.size - len(generation.members)
+        if not outside or outside <= len(membership.presence.departures.ended("finished")):
             return False
         self.attendance.check(membership.presence, generation)
         is_time = self._joining_poll.is_over(time.monotonic())

@@ -223,16 +223,8 @@ class Messages:
 
     def about(self, outcome: Outcome) -> None:
         """Warn about what a round has shown of this rank's values."""
-        rank, patience = self._context.rank, self._context.limits.peer_timeout
-        self._context.reports.values(
-            "silent",
-            [key for key in outcome.silent if not is_attached(key.name)],
-            lambda values: (
-                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, although it usually "
-                "does. Rows are written without it, and corrected if it logs them later."
-            ),
-        )
-        self._late(outcome.late, outcome.lost)
+        if outcome.silent or outcome.late or outcome.lost:
+            self._late(outcome)
         self._taken += outcome.taken
         for name in outcome.differing:
             self._context.warn(
@@ -266,9 +258,18 @@ class Messages:
             "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
         )
 
-    def _late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
-        """Warn of cells that were finished before, and are corrected, or not: the others' parts are forgotten."""
-        rank, reports = self._context.rank, self._context.reports
+    def _late(self, outcome: Outcome) -> None:
+        """Warn of cells that others gave up, and of those written before: corrected, or not if they are forgotten."""
+        rank, reports, late, lost = self._context.rank, self._context.reports, outcome.late, outcome.lost
+        within = self._context.limits.peer_timeout
+        reports.values(
+            "silent",
+            [key for key in outcome.silent if not is_attached(key.name)],
+            lambda values: (
+                f"rank {rank} has not logged {values} within {within:g} s of the first rank, although it usually "
+                "does. Rows are written without it, and corrected if it logs them later."
+            ),
+        )
         self._context.rows.writer.lost["that came too late"] += len(lost)
         reports.values(
             "too late",

@@ -36,6 +36,7 @@ from dist_wandb.settings.reduction import (
 )
 
 _FLOATS = {float}
+_LATER = (LaterValue, *ATTACHED)
 _MOST_FORMS = 4096  # tuples of names whose reductions are kept
 
 
@@ -53,20 +54,22 @@ class Contribution(NamedTuple):
     def is_ready(self) -> bool:
         """Return whether it can be sent without waiting for a device, or for the encoding of images."""
         weights = self.weight.values() if isinstance(self.weight, dict) else (self.weight,)
-        values = (*self.metrics.values(), *weights)
-        return all(value.is_ready() for value in values if isinstance(value, (LaterValue, *ATTACHED)))
+        for value in (*self.metrics.values(), *weights):
+            if isinstance(value, _LATER) and not value.is_ready():
+                return False
+        return True
 
     def is_copied(self) -> bool:
         """Return whether a thread can write it as this rank's own row without waiting for a device."""
         return all(
             value.is_copied() if isinstance(value, Gathered) else value.is_ready()
             for value in self.metrics.values()
-            if isinstance(value, (LaterValue, *ATTACHED))
+            if isinstance(value, _LATER)
         )
 
     def has_arrived(self) -> bool:
         """Return whether that is certain: then the training thread may write it."""
-        return all(value.has_arrived() for value in self.metrics.values() if isinstance(value, (LaterValue, *ATTACHED)))
+        return all(value.has_arrived() for value in self.metrics.values() if isinstance(value, _LATER))
 
 
 class RowWriter(Protocol):
@@ -102,6 +105,7 @@ class Reductions:
     def __init__(self, reduce: Mapping[str, Reduction] | None) -> None:
         self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
         self.reduce = reduce or {}
+        self.chosen: dict[str, Reduction] = {one: kind for one, kind in self.reduce.items() if one != "*"}
         self.known: dict[str, Reduction] = {}  # of the names that were logged
         self.defaults: dict[str, Reduction] = {}  # of names that match no pattern, where it is not the mean
         self.weighted: set[str] = set()  # names that this rank has given weights, but not in their row
@@ -141,7 +145,7 @@ class Posting:
         row = metrics
         if self._writer.label is not None:
             labelled = self._labelled(metrics)
-            axes = self._axes_of(contribution)
+            axes = self._axes_of(contribution, self._rows.own_axes())
             row = {**metrics, **labelled} if self._writes else self._under_label(labelled, axes)
         self._rows.act(contribution.follows)
         if row or not metrics:
@@ -155,9 +159,10 @@ class Posting:
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
         own = Own({}, commit, contribution.follows) if self._writes else None
-        continues, axes = self._is_open and contribution.in_order, self._axes_of(contribution)
+        own_axes = self._rows.own_axes()
+        continues, axes = self._is_open and contribution.in_order, self._axes_of(contribution, own_axes)
         self._is_open = not (step is None if commit is None else commit)
-        is_partial = commit is False or not axes.keys() >= {*self._rows.own_axes()}
+        is_partial = commit is False or not axes.keys() >= {*own_axes}
         rounds.outbox.may_grow = self._is_open and is_partial
         if (lanes := self._lanes(contribution)) is not None:
             names = tuple(contribution.metrics)
@@ -176,7 +181,7 @@ class Posting:
                 if key.name in others:
                     self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
         if self._writer.label is not None and not self._writes and (row := self._under_label(mine, axes)):
-            awaits_axis = self._is_open and not row.keys() >= {*self._rows.own_axes()}
+            awaits_axis = self._is_open and not row.keys() >= {*own_axes}
             self._rows.act(contribution.follows)
             self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not awaits_axis)
             self._rows.keep_summary(row, contribution.follows, self._rows.x(x), is_open=awaits_axis)
@@ -190,13 +195,14 @@ class Posting:
             return None
         return lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))
 
-    def _axes_of(self, contribution: Contribution) -> dict[str, Any]:
+    def _axes_of(self, contribution: Contribution, own_axes: Collection[str]) -> dict[str, Any]:
         """Return the x axes of the row that a call continues, so far: else W&B fills in the last ones."""
         place, metrics = (contribution.step, contribution.x), contribution.metrics
         if place != self._place:
             self._axes, self._has_values = {}, False
-        names = (*self._rows.own_axes(), self._writer.step_metric)
-        axes = {**self._axes, **known({name: metrics[name] for name in names if name is not None and name in metrics})}
+        axes, names = self._axes, [*filter(None, (*own_axes, self._writer.step_metric))]
+        if not metrics.keys().isdisjoint(names):
+            axes = {**axes, **known({name: metrics[name] for name in names if name in metrics})}
         is_end = contribution.step is None if contribution.commit is None else contribution.commit
         self._place, self._axes = (None, {}) if is_end else (place, axes)
         return axes
@@ -321,8 +327,7 @@ class Rows:
 
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
-        chosen = {one: kind for one, kind in self.reductions.reduce.items() if one != "*"}
-        return [name for name in self.own_axes() if not reduction_of(name, chosen)[0]]
+        return [name for name in self.own_axes() if not reduction_of(name, self.reductions.chosen)[0]]
 
     def x(self, x: int) -> int | None:
         """Return the position of a row on the x axis of this rank's run; `x` as in `protocol.calls.Call`."""

@@ -34,7 +34,7 @@ from queue import Empty, SimpleQueue
 from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Flush
 from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.protocol.calls import Intent
-from dist_wandb.exchange.protocol.lanes import NOTHING
+from dist_wandb.exchange.protocol.contributors import NEVER
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, Context
 from dist_wandb.exchange.rows import Contribution
@@ -84,9 +84,9 @@ class Inbox:
             self._urgent.put(None)
 
     @property
-    def unread(self) -> int:
-        """Approximately how many contributions were not read yet."""
-        return self._unread.qsize()
+    def backlog(self) -> int:
+        """Approximately how many contributions were not posted yet."""
+        return self._unread.qsize() + len(self._computing)
 
     @property
     def computing(self) -> int:
@@ -112,19 +112,17 @@ class Inbox:
                 return has_found
 
     def _read(self, timeout: float) -> bool:
+        """Read what is there, once there is something; return whether there is in time."""
+        has_found = False
         with suppress(Empty):
-            self._accept(self._unread.get(timeout=timeout) if timeout else self._unread.get_nowait())
-            with suppress(Empty):
-                for _ in range(_MOST_AT_ONCE):
-                    self._accept(self._unread.get_nowait())
-            return True
-        return False
-
-    def _accept(self, item: Contribution | Flush | None) -> None:
-        if isinstance(item, Contribution):
-            self._computing.append(item)
-        elif item is not None:
-            self.flushes.append(item)
+            for _ in range(_MOST_AT_ONCE):
+                item = self._unread.get(timeout=timeout) if timeout and not has_found else self._unread.get_nowait()
+                has_found = True
+                if isinstance(item, Contribution):
+                    self._computing.append(item)
+                elif item is not None:
+                    self.flushes.append(item)
+        return has_found
 
     def linger(self, seconds: float, *, is_open: Callable[[], bool]) -> None:
         """Wait for further contributions if they may come, unless a caller waits for the present ones."""
@@ -183,14 +181,15 @@ class Pacer:
         """Record the end of a round, and whether all calls that were offered were taken."""
         self._last_end, self._has_taken = now, has_taken
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), self._limits.heartbeat) if is_flushing else 0.0
+        self._settled_since = self._settled_since if is_flushing else None
 
-    def begin_round(self, now: float, number: int, oldest: int | None) -> tuple[float, float]:
+    def begin_round(self, now: float, number: int, oldest: int | None) -> tuple[int, int]:
         """Record the start of a round; the oldest open cell is of the round `oldest`.
 
         Returns the latest rounds whose cells, and all cells opened before them, are overdue, for new names and for all;
-        `NOTHING` if there are none.
+        `NEVER` if there are none.
         """
-        overdue = NOTHING, NOTHING
+        overdue = NEVER, NEVER
         if oldest is None:
             self._rounds.clear()
         else:
@@ -206,9 +205,9 @@ class Pacer:
         self._last_round = now
         return overdue
 
-    def _last_before(self, since: float) -> float:
+    def _last_before(self, since: float) -> int:
         index = bisect_right(self._rounds, since, key=itemgetter(1))
-        return self._rounds[index - 1][0] if index else NOTHING
+        return self._rounds[index - 1][0] if index else NEVER
 
     def _move_rounds(self, seconds: float) -> None:
         self._rounds = deque((number, at + seconds) for number, at in self._rounds)
@@ -266,7 +265,7 @@ class Turns:
     @property
     def backlog(self) -> int:
         """Approximately how many rows of this rank the others have not received."""
-        return self._inbox.unread + self._inbox.computing + len(self._rounds.outbox.waiting)
+        return self._inbox.backlog + len(self._rounds.outbox.waiting)
 
     def left(self) -> int:
         """Return approximately how many rows this rank has yet to write."""
@@ -278,7 +277,7 @@ class Turns:
             taken = table.taken.get(index, 0)  # a round that is being unpacked has entered calls of the backlog
             held = sum(rank < index or (rank == index and call < taken) for rank, call in entered)
             return max(self.backlog, ahead) + held + rows.writing.due
-        return self._inbox.unread + self._inbox.computing if rows.writer.has_run else 0  # values under its label
+        return self._inbox.backlog if rows.writer.has_run else 0  # values under its label
 
     def is_due(self) -> bool:
         """Return whether a row has waited long enough for ranks that have not opened a session, or this one ends."""
@@ -321,7 +320,7 @@ class Turns:
     def give_up_overdue(self) -> None:
         """Stop waiting for ranks that do not contribute to rows of others."""
         rounds, table = self._rounds, self._rounds.table
-        oldest = next(table.unwritten(), None)
+        oldest = next(table.unwritten(), None) if table.open else None
         born = None if oldest is None else table.cells[oldest].born
         rounds.give_up(*self._pacer.begin_round(time.monotonic(), table.round, born))
 
@@ -337,7 +336,7 @@ class Turns:
         has_taken = outcome.taken > 0 or not rounds.outbox.waiting
         self._pacer.end_round(now, has_taken=has_taken, is_flushing=bool(flushes))
         is_settled = bool(flushes) and rounds.settled and inbox.is_empty
-        has_waited = self._pacer.has_flushed_alone(now, is_settled=is_settled)
+        has_waited = bool(flushes) and self._pacer.has_flushed_alone(now, is_settled=is_settled)
         if is_settled and (outcome.paused or has_waited or not (rounds.table.open or outcome.more)):
             self._context.rows.writing.end_row()
             inbox.answer([flush for flush in flushes if outcome.paused or not flush.together])

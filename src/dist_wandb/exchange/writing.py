@@ -14,6 +14,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Call, Key
@@ -66,17 +67,16 @@ class Spreads:
 
     def due(self, rows: Iterable[Row]) -> list[tuple[Key, Number]]:
         """Return the cells of finished rows whose spread is wanted, and their numbers; equal on all ranks."""
-        due = [
-            (Key(row.names[at], row.step, row.occurrences[at]), number_at(*row.lanes, at, len(row.names)))
-            for row in rows
-            for at in self._of(row.names)
-        ]
-        return [(key, number) for key, number in due if number.given and number.weight]
+        due = []
+        for row in rows:
+            for at in self._of(row.names):
+                number = number_at(*row.lanes, at, len(row.names))
+                if number.given and number.weight:
+                    due.append((Key(row.names[at], row.step, row.occurrences[at]), number))
+        return due
 
     def exchange(self, due: Sequence[tuple[Key, Number]], group: Group) -> None:
         """Exchange the deviations from the means of some cells, the same on all ranks; raise BrokenError on failure."""
-        if not due:
-            return
         parts = [self._part(self._own.get((*key,)), number) for key, number in due]
         squares, counts, largest = ([part[lane] for part in parts] for lane in range(3))
         sums, maxima = group.reduce([*squares, *counts], largest)
@@ -151,14 +151,13 @@ class Writing:
         own, commit = {}, row.step is None
         for one in row.own:
             own.update(one.values)
-            values.update((name, exact) for name, exact in one.exact.items() if values.get(name) == float(exact))
             commit = commit if one.commit is None else one.commit
         values.update(own)
         if not values:
             if commit and row.x >= 0:  # without steps, the next row has another position
                 self.end_row()
             return
-        follows = max((one.follows for one in row.own), default=None)
+        follows = max(map(attrgetter("follows"), row.own), default=None)
         self._rows.act(follows)
         axes = {name: value for name, value in row.axes.items() if name not in own}
         if row.corrects or not self._fits(values, axes):
@@ -186,8 +185,10 @@ class Writing:
 
     def _fits(self, values: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
         """Return whether the open row may hold a call too: no name of it yet, and the same place on the user's axes."""
-        same = all(self._open.values.get(name, value) == value for name, value in axes.items())
-        return same and self._open.values.keys().isdisjoint(values.keys() - axes.keys())
+        for name, value in axes.items():
+            if self._open.values.get(name, value) != value:
+                return False
+        return self._open.values.keys().isdisjoint(values.keys() - axes.keys())
 
     def _values(self, row: Row) -> tuple[dict[str, Any], int]:
         """Return the reduced values of a row, and how many ranks are missing."""
@@ -204,6 +205,8 @@ class Writing:
                 if lacks:
                     values[DEGRADED] = lacks  # also if the row has nothing else
                 missing = max(missing, lacks)
+        for kept in row.own:
+            values.update((name, exact) for name, exact in kept.exact.items() if values.get(name) == float(exact))
         if own.spreads.found:
             self._add_spreads(values, row)
         return values, missing

@@ -142,8 +142,6 @@ def copied_row(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
     Values on a device become `Later` or `LaterValue`. Raises ConfigurationError for a part of a tensor.
     """
-    if are_plain(metrics):
-        return dict(metrics)
     row: dict[str, Any] = {}
     on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
     for name, value in metrics.items():

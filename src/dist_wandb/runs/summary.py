@@ -226,7 +226,8 @@ class SummaryWrites:
             self.logged.hide(ended, places)
             if is_open:
                 self.logged.replace(row, x)
-            self._write_again(self._first(ended), follows)
+            if self._writes or self._is_other_run:
+                self._write_again(self._first(ended), follows)
 
     def _first(self, names: Iterable[str]) -> Iterable[str]:
         """Return the first names of the paths of a row's names."""

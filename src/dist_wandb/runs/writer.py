@@ -130,8 +130,12 @@ class RunWriter:
             axis = {} if self.step_metric is None or step is None else {self.step_metric: step}
             values = {**with_taken(metrics), **axis}
             if commit is False:
-                self._open = self._open or _OpenRow(x)
-                self._add(self._open, values)
+                self._open = row = self._open or _OpenRow(x)
+                self._replace(row, values)
+                row.time = time.time()
+                if not _WRITABLE.issuperset(map(type, values.values())):
+                    passed, row.values = row.values, {}
+                    self._write(passed, commit=False)
             elif values or commit:
                 before, self._open = self._open, None
                 if before is not None:
@@ -155,13 +159,6 @@ class RunWriter:
         for name in replaced & row.values.keys():
             del row.values[name]
         row.values.update(values)
-
-    def _add(self, row: _OpenRow, values: dict[str, Any]) -> None:
-        self._replace(row, values)
-        row.time = time.time()
-        if not _WRITABLE.issuperset(map(type, values.values())):
-            passed, row.values = row.values, {}
-            self._write(passed, commit=False)
 
     def _end(self, row: _OpenRow) -> None:
         self._open = None

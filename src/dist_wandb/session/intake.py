@@ -160,8 +160,7 @@ class Intake:
         self._count(commit, has_step=given is not None)
 
     def _count(self, commit: bool | None, *, has_step: bool) -> None:
-        if commit is not False:  # the next call continues a row that is not committed
-            self.rows += 1
+        self.rows += commit is not False  # the next call continues a row that is not committed
         if commit or (commit is None and not has_step):
             last, ended = self._last
             self._last = last, ended + 1
@@ -214,8 +213,7 @@ class Intake:
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         rank = self._link.topology.global_rank
         metrics = self._copied(metrics)
-        if weight is not None:
-            copied_weight(weight, rank)
+        copied_weight(weight, rank)  # checks it
         if self._link.unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
             self._notices.not_gathered()
         commit = step is None if commit is None else commit  # as in wandb, a row with a step stays open for more values

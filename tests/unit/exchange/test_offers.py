@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.lanes import NOTHING
+from dist_wandb.exchange.protocol.contributors import NEVER
 
 NAMES = [f"name {number}" for number in range(12)]
 NUMBERS = {name: number for number, name in enumerate(NAMES)}
@@ -36,12 +36,12 @@ offers = st.builds(
     old=st.integers(0, 20),
     more=st.integers(0, 10**6),
     intent=st.sampled_from(Intent),
-    give_up_new=st.just(NOTHING) | st.integers(0, 100).map(float),
-    give_up_all=st.just(NOTHING) | st.integers(0, 100).map(float),
+    give_up_new=st.just(NEVER) | st.integers(0, 100),
+    give_up_all=st.just(NEVER) | st.integers(0, 100),
     regroup=st.booleans(),
     interleaved=st.booleans(),
     published=st.integers(0, 5),
-    new_names=st.lists(st.text(), max_size=3),
+    new_names=st.lists(st.lists(st.text(), min_size=1), max_size=3),
     new_axes=st.lists(st.text(), max_size=2),
     counts=st.dictionaries(st.text(), st.integers(0, 9), max_size=3),
 )
@@ -50,7 +50,7 @@ offers = st.builds(
 @given(offers)
 @settings(deadline=None)
 def test_an_offer_survives_encoding_and_decoding(offer: Offer) -> None:
-    assert Offer.decoded(offer.encoded(NUMBERS), NAMES) == offer
+    assert Offer.decoded(offer.encoded(NUMBERS), NAMES, {}) == offer
 
 
 @given(st.lists(st.tuples(names, steps), max_size=30))
@@ -78,7 +78,8 @@ def test_equal_calls_are_decoded_once() -> None:
     assert first.blocks is second.blocks
 
 
-STATE = [0, 0, 0, -1, -1, 0, 0]
+STATE = [0, 0, 0, -1, -1, False, False, 0, [], [], {}]
+WRONG = [0.5, 0.5, 7, None, 0.5, 0, 0, [], ["a"], 7, []]  # for each of its items
 
 
 @pytest.mark.parametrize(
@@ -107,30 +108,29 @@ STATE = [0, 0, 0, -1, -1, 0, 0]
     ],
 )
 def test_impossible_calls_are_refused(block: Any) -> None:
-    data = f"{json.dumps([STATE])}\n{json.dumps([block])}".encode()
     with pytest.raises(ValueError, match="that are not an offer"):
-        Offer.decoded(data, NAMES)
+        Offer.decoded(f"{json.dumps(STATE)}\n{json.dumps([block])}".encode(), NAMES, {})
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"", b"\n", b"[]\n[]", b"\xff", b"null\nnull", b"{}\n{}", b"[[]]\n[]", b"[" * 10**5,
-        b"[[7,0,0,-1,-1,0,0]]\n[]", b"[[0,0.5,0,-1,-1,0,0]]\n[]", b"[[0,0,0,null,-1,0,0]]\n[]",
-        b"[[0,0,0,-1,-1,0,0],[]]\n[]", b"[[0,0,0,-1,-1,0,0],0,[1]]\n[]", b"[[0,0,0,-1,-1,0,0],0,[],[],[]]\n[]",
-        b'[[0,0,0,-1,-1,0,0],0,[],[],{"a":"b"}]\n[]', b"[[0,0,0,-1,-1,0,0],0,[],[],{},0]\n[]",
+        *(json.dumps([*STATE[:at], wrong, *STATE[at + 1 :]]).encode() + b"\n[]" for at, wrong in enumerate(WRONG)),
+        *(json.dumps(state).encode() + b"\n[]" for state in ([*STATE, 0], STATE[:-1], [*STATE[:-1], {"a": "b"}])),
     ],
 )  # fmt: skip
 def test_other_bytes_are_refused(data: bytes) -> None:
+    assert Offer.decoded(f"{json.dumps(STATE)}\n[]".encode(), NAMES, {}) == Offer([], new_names=[], new_axes=[])
     with pytest.raises(ValueError, match="that are not an offer"):
-        Offer.decoded(data, NAMES)
+        Offer.decoded(data, NAMES, {})
 
 
 @given(st.binary(max_size=60) | st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists).map(
-    lambda value: f"{json.dumps([STATE])}\n{json.dumps(value)}".encode()))  # fmt: skip
+    lambda value: f"{json.dumps(STATE)}\n{json.dumps(value)}".encode()))  # fmt: skip
 @settings(deadline=None)
 def test_any_bytes_are_an_offer_or_a_value_error(data: bytes) -> None:
     try:
-        Offer.decoded(data, NAMES)
+        Offer.decoded(data, NAMES, {})
     except ValueError:
         return

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dist_wandb.exchange.protocol.lanes import NOTHING
+from dist_wandb.exchange.protocol.contributors import NEVER
 from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.turns import Pacer
 from dist_wandb.settings.options import Limits
 
-NONE = NOTHING, NOTHING  # of new names, and of all, is overdue
+NONE = NEVER, NEVER  # of new names, and of all, is overdue
 LIMITS = Limits(peer_timeout=60.0, heartbeat=1.0)
 
 
@@ -18,7 +18,7 @@ def pacer() -> Pacer:
     return Pacer(LIMITS, 0.0)
 
 
-def pass_time(pacer: Pacer, until: float, *, oldest: int | None) -> tuple[float, float]:
+def pass_time(pacer: Pacer, until: float, *, oldest: int | None) -> tuple[int, int]:
     """Return the overdue cells after rounds without a gap: one every half second, the first with number 1."""
     found = NONE
     for number in range(1, int(2 * until) + 2):
@@ -28,10 +28,10 @@ def pass_time(pacer: Pacer, until: float, *, oldest: int | None) -> tuple[float,
 
 def test_new_names_are_overdue_after_a_few_heartbeats_and_all_after_peer_timeout(pacer: Pacer) -> None:
     assert pass_time(pacer, 4.5, oldest=1) == NONE
-    assert pacer.begin_round(5.0, 11, 1) == (1, NOTHING)
+    assert pacer.begin_round(5.0, 11, 1) == (1, NEVER)
     for number in range(12, 121):
         overdue = pacer.begin_round((number - 1) / 2, number, 1)
-    assert overdue == (110, NOTHING)
+    assert overdue == (110, NEVER)
     assert pacer.begin_round(60.0, 121, 1) == (111, 1)
 
 
@@ -55,7 +55,7 @@ def test_a_gap_between_rounds_counts_as_at_most_two_heartbeats(pacer: Pacer, gap
     left = NEW_NAME_HEARTBEATS - counted
     assert pacer.begin_round(gap + left / 2, 3, 1) == NONE
     assert pacer.begin_round(gap + left - 0.01, 4, 1) == NONE
-    assert pacer.begin_round(gap + left, 5, 1) == (1, NOTHING)
+    assert pacer.begin_round(gap + left, 5, 1) == (1, NEVER)
 
 
 def test_excluded_time_does_not_count_toward_patience(pacer: Pacer) -> None:
@@ -67,7 +67,7 @@ def test_excluded_time_does_not_count_toward_patience(pacer: Pacer) -> None:
     pacer.begin_round(101.9, 2, 1)
     pacer.begin_round(103.8, 3, 1)
     assert pacer.begin_round(104.9, 4, 1) == NONE
-    assert pacer.begin_round(105.0, 5, 1) == (1, NOTHING)
+    assert pacer.begin_round(105.0, 5, 1) == (1, NEVER)
 
 
 def test_patience_scales_with_the_heartbeat() -> None:

@@ -31,7 +31,7 @@ class Empty:
     """
 
     is_empty = True
-    unread = computing = 0
+    backlog = computing = 0
 
     def __init__(self, clock: list[float]) -> None:
         self.waited: list[float] = []
@@ -219,10 +219,10 @@ def test_contributions_stay_in_order_behind_one_that_is_still_on_a_device() -> N
     ]
     for contribution in contributions:
         inbox.put(contribution)
-    assert (inbox.unread, inbox.computing, inbox.is_empty) == (3, 0, False)
+    assert (inbox.backlog, inbox.computing, inbox.is_empty) == (3, 0, False)
     assert inbox.drain()
     assert posted == contributions[:1]
-    assert (inbox.unread, inbox.computing, inbox.is_empty) == (0, 2, False)
+    assert (inbox.backlog, inbox.computing, inbox.is_empty) == (2, 2, False)
     assert not inbox.drain()
     stall.over.set()
     assert inbox.drain()

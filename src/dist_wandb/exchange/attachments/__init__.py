@@ -44,17 +44,17 @@ class Contributions:
         self.lost = lost
         self._waiting: dict[Key, tuple[Any, int]] = {}  # with their sizes, in the order of logging
         self._sent: dict[Key, tuple[Any, int]] = {}  # for an exchange that broke on another rank, and for late ranks
-        self._bytes = 0  # of those that wait
+        self.bytes_waiting: int = 0
         self._bytes_sent = 0
         self._notices = Notices()
 
     def add(self, key: Key, value: Any, size: int) -> None:
         """Keep a contribution of `size` bytes; the newest one of a series is kept in any case."""
         self._waiting[key] = value, size + _OVERHEAD
-        self._bytes += size + _OVERHEAD
-        newest = {one.name: one for one in self._waiting} if self._bytes > _MOST_WAITING else {}
+        self.bytes_waiting += size + _OVERHEAD
+        newest = {one.name: one for one in self._waiting} if self.bytes_waiting > _MOST_WAITING else {}
         for old in [one for one in self._waiting if newest.get(one.name) != one] if newest else ():
-            if self._bytes <= _MOST_WAITING:
+            if self.bytes_waiting <= _MOST_WAITING:
                 break
             self.pop(old)
             self.lost["that waited too long for other ranks"] += 1
@@ -73,7 +73,7 @@ class Contributions:
     def pop(self, key: Key) -> Any:
         """Remove and return a contribution that waits, or `None`."""
         value, size = self._waiting.pop(key, (None, 0))
-        self._bytes -= size
+        self.bytes_waiting -= size
         return value
 
     def waiting(self, series: str) -> list[Any]:
@@ -185,7 +185,7 @@ class Attachments:
 
     def due(self, keys: Sequence[Key], *, has_primary: bool) -> list[tuple[Attachment, list[Key]]]:
         """Return which of the finished cells to exchange now, by attachment; equal on all ranks."""
-        if not keys or not (has_primary or self._merges):
+        if not (has_primary or self._merges):
             return []
         due = [(one, [key for key in keys if self._of(key.name) is one]) for one in self._by_type.values()]
         return [(one, found) for one, found in due if found]

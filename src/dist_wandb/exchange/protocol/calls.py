@@ -19,20 +19,22 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
-from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes, lanes_of, number_at
+from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Ranks
+from dist_wandb.exchange.protocol.lanes import Lanes, lanes_of, number_at
 
 NUMBER = "number"
 _SEPARATOR = "\0"  # in no name that a user may give
 _STEPS_PER_CELL = 2  # a cell must be forgotten long before a rank restarts the count of its occurrences
 _MOST_SHAPES = 4096  # tuples of names that are kept, so that equal ones are one object
 MOST_VALUES = 8192  # values that a rank offers in a round; the last call may exceed it
+_as_text = json.JSONEncoder(separators=(",", ":")).encode
 
 Names = tuple[str, ...]
 """The series of a call, in its order."""
@@ -59,6 +61,12 @@ def series_of(text: str) -> Series:
 
 def is_attached(text: str) -> bool:
     return _SEPARATOR in text
+
+
+@lru_cache(maxsize=4096)
+def attached_among(names: Names) -> list[int]:
+    """Return the indices of the names that are attachments."""
+    return [at for at, name in enumerate(names) if is_attached(name)]
 
 
 class Key(NamedTuple):
@@ -99,7 +107,7 @@ class Outbox:
         self.without_step: dict[str, int] = {}  # how often each name was logged without a step
         self._remembered = remembered  # number of finished cells that are kept; limits the steps with counts
         self._at_step: OrderedDict[int, Names | dict[str, int]] = OrderedDict()  # names of a first call, then counts
-        self._shapes: dict[Names, Names] = {}
+        self._shape = lru_cache(_MOST_SHAPES)(tuple[str, ...])  # returns the first of equal tuples
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
         """Add a call of `log`. One without names is a row of what only this rank keeps for it."""
@@ -121,11 +129,6 @@ class Outbox:
         call = last._replace(names=whole, occurrences=occurrences, lanes=lanes_of(numbers), own=own)
         self.waiting[-1] = call
         return call
-
-    def _shape(self, names: Names) -> Names:
-        if len(self._shapes) >= _MOST_SHAPES:
-            self._shapes.clear()
-        return self._shapes.setdefault(names, names)
 
     def _count(self, step: int | None, names: Names) -> tuple[int, ...]:
         """Count an occurrence of each name; return the counts before. The counts of the oldest steps are forgotten."""
@@ -172,13 +175,13 @@ class Outbox:
         shapes = dict.fromkeys(call.names for call in islice(self.waiting, most))
         return list(dict.fromkeys(name for shape in shapes for name in shape))
 
-    def known(self, names: Collection[str], most: int) -> list[Call]:
+    def known(self, names: AbstractSet[str], most: int) -> list[Call]:
         """Return the oldest calls before the first one with an unknown name: no further one after `most` values."""
         calls, values = [], 0
         checked: set[int] = set()
         for call in self.waiting:
             if id(call.names) not in checked:
-                if not all(name in names for name in call.names):
+                if not names >= {*call.names}:
                     break
                 checked.add(id(call.names))
             calls.append(call)
@@ -233,46 +236,38 @@ class Offer(NamedTuple):
     old: int = 0  # how many of them have waited so long that they are taken without other ranks
     more: int = 0  # how many further calls wait
     intent: Intent = Intent.OPEN
-    give_up_new: float = NOTHING  # the round up to which it gives up cells of names that were never finished
-    give_up_all: float = NOTHING  # the same for all cells
+    give_up_new: int = NEVER  # the round up to which it gives up cells of names that were never finished
+    give_up_all: int = NEVER  # the same for all cells
     regroup: bool = False  # whether it requests a new generation
     interleaved: bool = False  # whether its calls come from several threads or processes: their order proves nothing
     published: int = 0  # how often it has published something through the job's store
-    new_names: Sequence[str | Sequence[str]] = ()  # names that it logs and that have no number yet, or their paths
+    new_names: Sequence[Sequence[str]] = ()  # names that it logs and that have no number yet, as paths
     new_axes: Sequence[str] = ()  # names that it knows to be x axes of the user, and that the others do not
     counts: Mapping[str, int] = {}  # how often it logged each name without a step; when closing
 
     def encoded(self, numbers: dict[str, int]) -> bytes:
         """Return it as bytes, given the numbers of the names."""
-        patience = [-1 if born == NOTHING else int(born) for born in (self.give_up_new, self.give_up_all)]
-        flags = [int(self.intent), self.old, self.more, *patience, int(self.regroup), int(self.interleaved)]
-        blocks = [
-            [_spans([numbers[name] for name in block.names]), _same(block.occurrences), *block[2:]]
-            for block in self.blocks
-        ]
-        rest = [self.published, [*self.new_names], [*self.new_axes], self.counts]
-        while rest and not rest[-1]:
-            rest.pop()
-        return b"\n".join(json.dumps(part, separators=(",", ":")).encode() for part in ([flags, *rest], blocks))
+        blocks = []
+        for names, occurrences, *rest in self.blocks:
+            are_equal = names and occurrences.count(occurrences[0]) == len(names)
+            counts = occurrences[0] if are_equal else occurrences
+            blocks.append((_spans(map(numbers.__getitem__, names)), counts, *rest))
+        return f"{_as_text(self[1:])}\n{_as_text(blocks)}".encode()
 
     @classmethod
-    def decoded(cls, data: bytes, names: Sequence[str], known: dict[bytes, list[Block]] | None = None) -> Offer:
+    def decoded(cls, data: bytes, names: Sequence[str], known: dict[bytes, list[Block]]) -> Offer:
         """Return the inverse of `encoded`, given the names by number. `known` keeps equal calls. Raises ValueError."""
-        known = {} if known is None else known
         state, _, calls = data.partition(b"\n")
         try:
-            (intent, old, more, new, every, regroup, interleaved), *rest = json.loads(state)
-            defaults: list[Any] = [0, [], [], {}]
-            published, new_names, new_axes, counts = rest + defaults[len(rest) :]
             if calls not in known:
                 known[calls] = _blocks(names, json.loads(calls))
-            of_new, of_all = (NOTHING if born < 0 else float(born) for born in (new, every))
-            _check_type(int, old, more, published, *counts.values())
-            _check_type(str, *chain.from_iterable([one] if type(one) is str else one for one in new_names), *new_axes)
-            return cls(
-                known[calls], old, more, Intent(intent), of_new, of_all, bool(regroup), bool(interleaved), published,
-                new_names, new_axes, counts,
-            )  # fmt: skip
+            offer = cls._make((known[calls], *json.loads(state)))
+            patience, counts = (offer.give_up_new, offer.give_up_all), offer.counts.values()
+            _check_type(int, offer.old, offer.more, *patience, offer.published, *counts)
+            _check_type(bool, offer.regroup, offer.interleaved)
+            _check_type(list, *offer.new_names)
+            _check_type(str, *chain(*offer.new_names), *offer.new_axes)
+            return offer._replace(intent=Intent(offer.intent))
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(f"a rank sent {len(data)} bytes that are not an offer of calls") from error
 
@@ -288,33 +283,27 @@ def _spans(numbers: Iterable[int]) -> list[int]:
     return spans
 
 
-def _same(occurrences: tuple[int, ...]) -> int | tuple[int, ...]:
-    """Return one number if all are equal."""
-    return occurrences[0] if occurrences and occurrences.count(occurrences[0]) == len(occurrences) else occurrences
-
-
 def _blocks(names: Sequence[str], blocks: Iterable[Sequence[Any]]) -> list[Block]:
-    found = [_block(names, *block) for block in blocks]
-    widest = max((len(block.names) for block in found), default=0)
-    if sum(block.number * (len(block.names) or 1) for block in found) > MOST_VALUES + widest:
+    found: list[Block] = []
+    values = widest = 0
+    for spans, occurrences, step, stride, x, x_stride, number in blocks:
+        own: list[str] = []
+        for at, length in zip(spans[::2], spans[1::2], strict=True):
+            own += names[at : at + length]
+        counts = (occurrences,) * len(own) if isinstance(occurrences, int) else tuple(occurrences)
+        _check_type(int, *counts, *spans, stride, x, x_stride, number, 0 if step is None else step)
+        if not len(counts) == len(own) == len(set(own)) == sum(spans[1::2]) or min(number - 1, *spans, *counts, 0) < 0:
+            raise ValueError("a block without calls, or with unknown names")
+        found.append(Block(tuple(own), counts, step, stride, x, x_stride, number))
+        values += number * (len(own) or 1)
+        widest = max(widest, len(own))
+    if values > MOST_VALUES + widest:
         raise ValueError("more values than any rank offers at once")
     return found
 
 
-def _block(
-    names: Sequence[str], spans: list[int], occurrences: Any, step: int | None, stride: int, x: int, x_stride: int,
-    number: int,
-) -> Block:  # fmt: skip
-    own = tuple([name for at, length in zip(spans[::2], spans[1::2], strict=True) for name in names[at : at + length]])
-    numbers = (occurrences,) * len(own) if isinstance(occurrences, int) else tuple(occurrences)
-    _check_type(int, *numbers, *spans, stride, x, x_stride, number, 0 if step is None else step)
-    if not len(numbers) == len(own) == len(set(own)) == sum(spans[1::2]) or min(number - 1, *spans, *numbers, 0) < 0:
-        raise ValueError("a block without calls, or with unknown names")
-    return Block(own, numbers, step, stride, x, x_stride, number)
-
-
 def _check_type(kind: type, *values: object) -> None:
-    if any(type(value) is not kind for value in values):
+    if not {kind}.issuperset(map(type, values)):
         raise TypeError(f"not a {kind.__name__}")
 
 
@@ -337,10 +326,10 @@ def blocks_of(calls: Iterable[Call]) -> list[Block]:
 class Party:
     """Ranks that offer the same calls."""
 
-    def __init__(self, ranks: Ranks, blocks: Sequence[Block], old: int) -> None:
-        self.ranks = ranks
-        self.lowest: int = min(ranks)
-        self.old = old  # how many of the calls have waited long enough on one of the ranks
+    def __init__(self, blocks: Sequence[Block], lowest: int) -> None:
+        self.ranks: Ranks = NOBODY
+        self.lowest = lowest  # of the ranks
+        self.old: int = 0  # how many of the calls have waited long enough on one of the ranks
         self.taken: int = 0  # how many of the calls are taken
         self.left: deque[Block] = deque(blocks)  # the other calls
         self._blocks = blocks
@@ -359,15 +348,16 @@ class Party:
             number -= min(number, block.number)
 
 
-def parties_of(offers: Iterable[tuple[Ranks, Offer]]) -> list[Party]:
+def parties_of(offers: Mapping[Ranks, Offer]) -> list[Party]:
     """Return the parties of the ranks that have made these offers: ordered by their lowest ranks, as the offers are."""
-    equal: dict[int, list[tuple[Ranks, Offer]]] = {}
-    for ranks, offer in offers:
-        equal.setdefault(id(offer.blocks), []).append((ranks, offer))
-    return [
-        Party(NOBODY.union(*(ranks for ranks, _ in those)), those[0][1].blocks, max(offer.old for _, offer in those))
-        for those in equal.values()
-    ]
+    parties: dict[int, Party] = {}
+    for ranks, offer in offers.items():
+        party = parties.get(id(offer.blocks))
+        if party is None:
+            party = parties[id(offer.blocks)] = Party(offer.blocks, min(ranks))
+        party.ranks |= ranks
+        party.old = max(party.old, offer.old)
+    return list(parties.values())
 
 
 @lru_cache(maxsize=4096)

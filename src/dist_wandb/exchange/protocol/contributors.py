@@ -165,7 +165,3 @@ class Contributors:
     def close(self, ranks: Ranks) -> None:
         self.closed |= ranks
         self.version += 1
-
-    def interleave(self, ranks: Ranks) -> None:
-        self.interleaved |= ranks
-        self.version += 1

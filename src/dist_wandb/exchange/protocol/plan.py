@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice, zip_longest
+from operator import attrgetter
 from typing import NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes, parties_of
+from dist_wandb.exchange.protocol.calls import Block, Call, Key, Offer, Party, cells_and_axes, parties_of
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NO_NUMBER, NOTHING, SUMS, Lanes, Number, number_at, placed
 from dist_wandb.exchange.protocol.placing import Known, Owner, Remembered
@@ -55,39 +56,29 @@ class Taken(NamedTuple):
 class Plan:
     """The plan of one round, for one rank, which has offered `calls`."""
 
-    def __init__(self, table: Table, offers: Sequence[tuple[Ranks, Offer]], rank: int, calls: Sequence[Call]) -> None:
+    def __init__(self, table: Table, offers: Mapping[Ranks, Offer], rank: int, calls: Sequence[Call]) -> None:
         self.offers = offers
         self.differing: dict[str, None] = {}  # from `apply`: x axes whose values differ between the ranks of a row
         self._table = table  # not changed before `apply`
         self._rank = rank
         self._calls = calls
-        axes = frozenset(table.axes).union(*(offer.new_axes for _, offer in offers))
+        axes = frozenset(table.axes).union(*map(attrgetter("new_axes"), offers.values()))
         self._parties = parties_of(offers)
-        self._party = next((party for party in self._parties if rank in party.ranks), None)
+        self.party: Party | None = next((party for party in self._parties if rank in party.ranks), None)
         self._segments = _matched(table, self._parties, axes)
-        self._chosen = _chosen(table, self._parties, axes)
-        # The cells of the table to which ranks contribute.
-        self.touched: dict[Key, None] = {key: None for one in self._chosen for key in one.cells}
+        self.chosen: list[Taken] = _chosen(table, self._parties, axes)  # the calls that go into the table
+        self.touched: dict[Key, None] = {}  # the cells of the table to which ranks contribute
+        for one in self.chosen:
+            self.touched.update(dict.fromkeys(one.cells))
 
-    @property
-    def taken(self) -> int:
-        return self._party.taken if self._party else 0
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether nothing waits on any rank after the round."""
-        return not any(party.left for party in self._parties) and not any(one.more for _, one in self.offers)
-
-    @property
-    def leaving(self) -> Ranks:
-        """The ranks that contribute nothing more after the round."""
-        closing = (ranks for ranks, one in self.offers if one.intent is Intent.CLOSING and not one.more)
-        return NOBODY.union(*closing) - NOBODY.union(*(party.ranks for party in self._parties if party.left))
-
-    @property
-    def own_chosen(self) -> Iterator[tuple[int, Taken]]:
-        """The calls of this rank that go into the table, with their places, as from `apply`."""
-        return ((place, one) for place, one in enumerate(self._chosen) if one.party is self._party)
+    def waiting(self) -> Ranks:
+        """Return the ranks on which something waits after the round."""
+        waiting = NOBODY
+        for ranks, offer in self.offers.items():
+            waiting |= ranks if offer.more else NOBODY
+        for party in self._parties:
+            waiting |= party.ranks if party.left else NOBODY
+        return waiting
 
     # The lists
 
@@ -97,11 +88,12 @@ class Plan:
         maxima: list[float] = []
         for segment in self._segments:
             self._pack_segment(segment, sums, maxima)
-        self._pack_chosen(sums, maxima)
+        if self.chosen:
+            self._pack_chosen(sums, maxima)
         return sums, maxima
 
     def _pack_segment(self, segment: Segment, sums: list[float], maxima: list[float]) -> None:
-        lowest, rows = self._party.lowest if self._party else -1, segment.rows
+        lowest, rows = self.party.lowest if self.party else -1, segment.rows
         names, slots, start = len(rows.names), len(segment.axes), segment.starts.get(lowest)
         if start is None:
             sums += [0.0] * ((SUMS * names + slots) * rows.number)
@@ -118,8 +110,8 @@ class Plan:
 
     def _pack_chosen(self, sums: list[float], maxima: list[float]) -> None:
         mine: dict[Key, Number] = {}
-        for one in self._chosen:
-            if one.party is not self._party:
+        for one in self.chosen:
+            if one.party is not self.party:
                 sums += [0.0] * len(one.axes)
                 continue
             call = self._calls[one.number]
@@ -134,10 +126,12 @@ class Plan:
     def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[Row], dict[Owner, int]]:
         """Apply the reduced lists; return the complete rows, and the places of the calls in the table, in its order."""
         rest = iter(sums), iter(maxima)
-        rows = [row for segment in self._segments for row in self._rows_of(segment, *rest)]
+        rows: list[Row] = []
+        for segment in self._segments:
+            rows += self._rows_of(segment, *rest)
         table, taken, places = self._table, self._table.taken, dict[Owner, int]()
         calls = table.placing.calls
-        for place, one in enumerate(self._chosen):
+        for place, one in enumerate(self.chosen):
             axes, lowest = _axes(one.axes, rest[0]), one.party.lowest
             known = Known(one.call.step, one.call.x, axes, list(one.cells))
             for other in {table.cells[key].owner for key in known.keys if key in table.cells}:
@@ -151,7 +145,8 @@ class Plan:
             cell.number = cell.number.plus(Number(*islice(rest[0], SUMS), *islice(rest[1], MAXIMA)))
         for party in self._parties:
             if party.taken:
-                taken.update((rank, taken.get(rank, 0) + party.taken) for rank in party.ranks)
+                for rank in party.ranks:
+                    taken[rank] = taken.get(rank, 0) + party.taken
         return rows, places
 
     def _rows_of(self, segment: Segment, sums: Iterator[float], maxima: Iterator[float]) -> Iterator[Row]:
@@ -159,7 +154,7 @@ class Plan:
         names, counts = segment.rows.names, tuple(map(len, ranks))
         missing, wide, high = len(NOBODY.union(*segment.lacks.values())), SUMS * len(names), MAXIMA * len(names)
         is_without_axes = len(cells) == len(names)
-        start = segment.starts.get(self._party.lowest) if self._party else None
+        start = segment.starts.get(self.party.lowest) if self.party else None
         owner, first = segment.owner, table.taken.get(segment.owner, 0) + segment.starts[segment.owner]
         for index in range(segment.rows.number):
             table.serial += 1
@@ -194,18 +189,17 @@ def _matched(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> li
     """Return the rows that the next calls of the parties form, and take these calls."""
     segments: list[Segment] = []
     while True:
-        heads = {party: party.left[0] for party in parties if party.left}
-        found = next((one for party in heads if (one := _from(party, heads, table, parties, axes))), None)
-        if found is None:
+        for party in parties:
+            if party.left and (found := _from(party, table, parties, axes)):
+                segments.append(found)
+                break  # from the first party again
+        else:
             return segments
-        segments.append(found)
 
 
-def _from(
-    first: Party, heads: Mapping[Party, Block], table: Table, parties: Sequence[Party], axes: frozenset[str]
-) -> Segment | None:
+def _from(first: Party, table: Table, parties: Sequence[Party], axes: frozenset[str]) -> Segment | None:
     """Match the next calls of a party with those of others; take them if they are complete rows."""
-    group = _partners(first, heads, axes)
+    group = _partners(first, parties, axes)
     found = _joint(group, axes)
     if found is None:
         return None
@@ -227,17 +221,16 @@ def _from(
     return found._replace(rows=rows._replace(number=number), lacks=lacks)
 
 
-def _partners(first: Party, heads: Mapping[Party, Block], axes: frozenset[str]) -> dict[Party, Block]:
+def _partners(first: Party, parties: Sequence[Party], axes: frozenset[str]) -> dict[Party, Block]:
     """Return the parties whose next calls share cells with that of one party, directly or not, by rank."""
-    group = {first: heads[first]}
-    left = {party: block for party, block in heads.items() if party is not first}
-    reached = [heads[first]]
-    while reached and left:
+    group = {first: first.left[0]}
+    reached = [first.left[0]]
+    while reached and len(group) < len(parties):
         block = reached.pop()
-        for party, other in list(left.items()):
-            if _share(block, other, axes):
-                group[party] = left.pop(party)
-                reached.append(other)
+        for party in parties:
+            if party.left and party not in group and _share(block, party.left[0], axes):
+                group[party] = party.left[0]
+                reached.append(party.left[0])
     return dict(sorted(group.items(), key=lambda one: one[0].lowest)) if len(group) > 1 else group
 
 
@@ -250,12 +243,11 @@ def _share(one: Block, other: Block, axes: frozenset[str]) -> bool:
 
 def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None:
     """Return the rows that these calls form; `None` if a name has different occurrences."""
-    owner = next(iter(group.values()))
-    starts = {party.lowest: party.taken for party in group}
+    party, owner = next(iter(group.items()))
     if len(group) == 1:  # lockstep
-        ((party, _),) = group.items()
-        ranks = (party.ranks,) * len(owner.names)
+        ranks, starts = (party.ranks,) * len(owner.names), {party.lowest: party.taken}
         return Segment(owner, ranks, *cells_and_axes(owner.names, axes), starts, {party.lowest: None})
+    starts = {party.lowest: party.taken for party in group}
     occurrences = dict(zip(owner.names, owner.occurrences, strict=True))
     givers: dict[str, list[Ranks]] = {}
     for party, block in group.items():
@@ -280,7 +272,7 @@ def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None
 
 def _chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Taken]:
     """Return the calls that go into the table, in order, and take them."""
-    if _all_wait(table, parties, axes):
+    if not any(map(attrgetter("left"), parties)) or _all_wait(table, parties, axes):
         return []
     calls = {party: list(_remaining(party, axes)) for party in parties}
     groups = _groups(list(chain(*calls.values())))

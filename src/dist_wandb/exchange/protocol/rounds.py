@@ -32,15 +32,15 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
-from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.contributors import Ranks
-from dist_wandb.exchange.protocol.lanes import NOTHING
+from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Intent, Key, Offer, Outbox, blocks_of
+from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Ranks
 from dist_wandb.exchange.protocol.plan import Plan, Taken
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 
@@ -87,31 +87,29 @@ class _Kept:
 
     def __init__(self) -> None:
         self.own: dict[Key, Any] = {}  # by the first cell of the call
-        self._lost: list[Row] = []
+        self.lost: list[Row] = []  # of what was kept for cells that are not written with it
 
-    def take(self, chosen: Iterable[tuple[int, Taken]], calls: Sequence[Call]) -> Iterator[tuple[int, Row]]:
-        """Keep it for those of the calls that go into the table; yield rows for those without cells."""
-        for place, one in chosen:
-            own, key = calls[one.number].own, next(iter(one.cells), None)
-            if own is not None and key is not None:
-                self.own[key] = own
-            elif own is not None:
-                yield place, _without_numbers(one.call.step, one.call.x, own)
+    def take(self, one: Taken, own: Any) -> list[Row]:
+        """Keep it for a call that goes into the table; return a row if the call has no cells."""
+        if own is not None and one.cells:
+            self.own[next(iter(one.cells))] = own
+            return []
+        return [] if own is None else [_without_numbers(one.call.step, one.call.x, own)]
 
     def lose(self, keys: Iterable[Key]) -> None:
         """Turn what is kept for cells that will not be written with it into rows of their own."""
         for key in keys:
             if key in self.own:
-                self._lost.append(_without_numbers(key.step, -1 if key.step is None else key.step, self.own.pop(key)))
+                self.lost.append(_without_numbers(key.step, -1 if key.step is None else key.step, self.own.pop(key)))
 
     def complete(self, rows: Iterable[Row]) -> list[Row]:
-        """Return rows of the table with what this rank keeps for them, and rows for what `lose` has found."""
+        """Return rows of the table with what this rank keeps for them, and the rows that are `lost`, once."""
         found = []
         for row in rows:
             own = [self.own.pop(key) for key in row.cells() if key in self.own] if self.own else []
             found.append(row._replace(own=own) if own else row)
-        found += self._lost
-        self._lost = []
+        found += self.lost
+        self.lost = []
         return found
 
 
@@ -143,12 +141,12 @@ class Rounds:
         self._rank = rank
         self._hold = hold
         self._patience = Patience(most_open, needs_primary)
-        self._gives_up = (NOTHING, NOTHING)  # up to these rounds: cells of new names, all cells
+        self._gives_up = (NEVER, NEVER)  # up to these rounds: cells of new names, all cells
         self._kept = _Kept()
 
     # Calls of this rank, which are posted in `outbox`
 
-    def give_up(self, new: float = NOTHING, every: float = NOTHING) -> None:
+    def give_up(self, new: int = NEVER, every: int = NEVER) -> None:
         """Announce that cells of new names, and all cells, opened up to these rounds are to be finished."""
         self._gives_up = max(self._gives_up[0], new), max(self._gives_up[1], every)
 
@@ -163,23 +161,24 @@ class Rounds:
     def offer(self, now: float, *, regroup: bool = False) -> bytes:
         """Return what this rank tells the others before the round; `regroup` requests a new generation after it."""
         table, outbox, side = self.table, self.outbox, self.side_data
-        calls = outbox.known(table.names, MOST_VALUES)
+        calls = outbox.known(table.names.keys(), MOST_VALUES)
         is_open, rest = self.intent is Intent.OPEN, len(outbox.waiting) - len(calls)
         if calls and not rest and is_open and outbox.may_grow and now - calls[-1].at < _HOLDS_OF_PART * self._hold:
             calls.pop()
         outbox.offered = calls
         is_last = self.intent is Intent.CLOSING and self._rank not in table.ranks.closed and not rest
+        unknown = [name for name in outbox.names(_MOST_NEW) if name not in table.names] if rest else ()
         return Offer(
             blocks_of(calls),
-            sum(1 for call in calls if now - call.at >= self._hold) if is_open else len(calls),
+            bisect_right(calls, now - self._hold, key=attrgetter("at")) if is_open else len(calls),
             rest,
             self.intent,
-            *(self._gives_up if table.open else (NOTHING, NOTHING)),
+            *(self._gives_up if table.open else (NEVER, NEVER)),
             regroup,
             side.interleaved and self._rank not in table.ranks.interleaved,
             side.published,
-            [side.paths.get(name, name) for name in outbox.names(_MOST_NEW) if name not in table.names] if rest else (),
-            [name for name in side.axes if name not in table.axes],
+            [side.paths.get(name, (name,)) for name in unknown] if unknown else (),
+            sorted({*side.axes} - table.axes.keys()),
             outbox.without_step if is_last else {},
         ).encoded(table.names)
 
@@ -189,21 +188,24 @@ class Rounds:
         Changes no shared state.
         """
         names, known = list(self.table.names), dict[bytes, list[Block]]()
-        found = [(ranks, Offer.decoded(data, names, known)) for data, ranks in offers.items()]
-        found.sort(key=lambda one: min(one[0]))
+        data_of = dict(zip(offers.values(), offers, strict=True))
+        found = {ranks: Offer.decoded(data_of[ranks], names, known) for ranks in sorted(data_of, key=min)}
         return Plan(self.table, found, self._rank, self.outbox.offered)
 
     def unpack(self, plan: Plan, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
         """Apply the reduced lists of a round, which are empty if it had no numbers."""
-        table = self.table
+        table, waiting, taken = self.table, plan.waiting(), plan.party.taken if plan.party else 0
         table.round += 1
         table.told.clear()
         _learn(table, plan.offers, self.side_data.paths)
         rows, places = plan.apply(sums, maxima)
-        own_rows = list(self._kept.take(plan.own_chosen, self.outbox.take(plan.taken)))
-        late = tuple(key for _, one in plan.own_chosen for key in one.cells if table.cells[key].shown is not None)
-        each: Any = Offer._make(zip(*(offer for _, offer in plan.offers), strict=True))  # the fields of all offers
-        takes_all, is_crowded = plan.takes_all, len(table.open) > self._patience.most_open
+        calls, own_rows, late = self.outbox.take(taken), list[tuple[int, Row]](), list[Key]()
+        for place, one in enumerate(plan.chosen):
+            if one.party is plan.party:
+                late += [key for key in one.cells if table.cells[key].shown is not None]
+                own_rows += [(place, row) for row in self._kept.take(one, calls[one.number].own)]
+        each: Any = Offer._make(zip(*plan.offers.values(), strict=True))  # the fields of all offers
+        takes_all, is_crowded = not waiting, len(table.open) > self._patience.most_open
         patience = self._patience._replace(
             of_new=max(each.give_up_new),
             of_all=max(each.give_up_all),
@@ -211,16 +213,23 @@ class Rounds:
             behind=any(each.more),
         )
         new, every = self._gives_up  # not again what this round has announced
-        self._gives_up = new if new > patience.of_new else NOTHING, every if every > patience.of_all else NOTHING
+        self._gives_up = new if new > patience.of_new else NEVER, every if every > patience.of_all else NEVER
         if not takes_all:  # calls of before a rank was lost may follow
             table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
-        table.leave(plan.leaving)
-        finished = list(Conclusion(table, plan.touched, patience).rows())
-        lost = tuple(key for what, key, ranks in table.told if what == "too late" and self._rank in ranks)
-        self._kept.lose(lost)
-        rows[:0] = self._kept.complete(row for owner, row in finished if owner not in places)  # taken earlier
-        later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
-        rows += self._kept.complete(row for _, row in sorted(later, key=itemgetter(0)))
+        if Intent.CLOSING in each.intent:
+            closing = [ranks for ranks, offer in plan.offers.items() if offer.intent is Intent.CLOSING]
+            table.leave(NOBODY.union(*closing) - waiting)
+        finished = list(Conclusion(table, plan.touched, patience).rows()) if table.open else []
+        table.memory.forget(table.names)
+        told: dict[str, list[Key]] = {"gave up": [], "too late": []}
+        for what, key, ranks in table.told:
+            if self._rank in ranks:
+                told[what].append(key)
+        self._kept.lose(told["too late"])
+        if finished or own_rows or self._kept.lost:
+            rows[:0] = self._kept.complete(row for owner, row in finished if owner not in places)  # taken earlier
+            later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
+            rows += self._kept.complete(row for _, row in sorted(later, key=itemgetter(0)))
         done, regroup = patience.everything, any(each.regroup)
         # not yet if there were rows: a rank may now have to wait for the one that writes them
         is_over = done and not finished and not any(each.blocks)
@@ -234,16 +243,12 @@ class Rounds:
             awaits=bool(table.open) or not takes_all,
             crowded=is_crowded,
             regroup=regroup,
-            taken=plan.taken,
-            late=late,
-            lost=lost,
-            silent=tuple(key for what, key, ranks in table.told if what == "gave up" and self._rank in ranks),
+            taken=taken,
+            late=tuple(late),
+            lost=tuple(told["too late"]),
+            silent=tuple(told["gave up"]),
             differing=tuple(plan.differing),
-            uneven={
-                name: those
-                for name, those in (table.counts.items() if is_closed else ())
-                if len({*those.values()}) > 1 and name not in table.axes  # an axis belongs to its call
-            },
+            uneven=table.uneven() if is_closed else {},
         )
 
     # Between rounds, on all ranks
@@ -277,16 +282,17 @@ class Rounds:
         return (key for key in self.table.unwritten() if self._rank in self.table.cells[key].ranks)
 
 
-def _learn(table: Table, offers: Iterable[tuple[Ranks, Offer]], paths: dict[str, tuple[str, ...]]) -> None:
+def _learn(table: Table, offers: Mapping[Ranks, Offer], paths: dict[str, tuple[str, ...]]) -> None:
     """Learn what the ranks have told: new names, x axes, whose order proves nothing, and counts."""
-    for ranks, offer in offers:
-        for given in offer.new_names:
-            name = given if isinstance(given, str) else ".".join(given)
-            if name is not given:
-                paths.setdefault(name, tuple(given))
+    for ranks, offer in offers.items():
+        for path in offer.new_names:
+            name = ".".join(path)
+            if len(path) > 1:
+                paths.setdefault(name, tuple(path))
             table.names.setdefault(name, len(table.names))
         table.axes.update(dict.fromkeys(offer.new_axes))
         if offer.interleaved:
-            table.ranks.interleave(ranks)
+            table.ranks.interleaved |= ranks
+            table.ranks.version += 1
         for name, count in offer.counts.items():
             table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))

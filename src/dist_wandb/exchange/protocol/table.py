@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Key, Names
 from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributors, Progress, Ranks
-from dist_wandb.exchange.protocol.lanes import NOTHING, Lanes, Number, lanes_of
+from dist_wandb.exchange.protocol.lanes import Lanes, Number, lanes_of
 from dist_wandb.exchange.protocol.placing import Cell, Known, Memory, Owner, Placing, Remembered
 
 _FEW = 64  # open rows that are all checked in each round
@@ -147,6 +147,11 @@ class Table:
         """Return the ranks that a cell lacks; who left without giving it has nothing to give."""
         return cell.lacks - cell.ranks - self.ranks.closed if cell.lacks else NOBODY
 
+    def uneven(self) -> dict[str, dict[int, int]]:
+        """Return `counts` of names that ranks have logged unequally often; no x axes, which belong to their calls."""
+        counts = self.counts.items()
+        return {name: those for name, those in counts if len({*those.values()}) > 1 and name not in self.axes}
+
     def close(self, row: Owner) -> None:
         if row in self.memory:
             self.recall(row)
@@ -203,8 +208,8 @@ class Patience(NamedTuple):
 
     most_open: int  # how many rows may be open
     needs_primary: Callable[[str], bool]  # see `Rounds`
-    of_new: float = NOTHING  # rounds up to which cells of names that were never written have waited long enough
-    of_all: float = NOTHING  # the same for all cells
+    of_new: int = NEVER  # rounds up to which cells of names that were never written have waited long enough
+    of_all: int = NEVER  # the same for all cells
     everything: bool = False  # whether all ranks pause or close: nothing is waited for
     behind: bool = False  # whether some rank has more waiting than it could offer: nobody is given up now
 
@@ -226,7 +231,6 @@ class Conclusion:
                 yield from ((row, written) for written in self._written(row))
             if self._ranks.version == self._placing.checked:
                 break
-        self._table.memory.forget(self._table.names)
 
     def _ready(self) -> list[tuple[int, Owner]]:
         """Return the finished open rows, each with its serial."""

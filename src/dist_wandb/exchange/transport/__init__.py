@@ -46,7 +46,7 @@ def members_of(contents: Iterable[bytes]) -> dict[bytes, frozenset[int]]:
     members: dict[bytes, list[int]] = {}
     for member, content in enumerate(contents):
         members.setdefault(content, []).append(member)
-    return {content: frozenset(of_content) for content, of_content in members.items()}
+    return dict(zip(members, map(frozenset, members.values()), strict=True))
 
 
 def slices_of(data: Iterable[Bytes], size: int) -> Iterator[bytearray]:

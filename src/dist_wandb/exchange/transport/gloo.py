@@ -117,9 +117,9 @@ def _check(lengths: Iterable[int], most: int) -> None:
             raise too_much(f"Member {member} of the group", announced, most)
 
 
-def _with_deadline(options: Any, deadline: float | None) -> Any:
+def _with_deadline(options: Any, deadline: float) -> Any:
     """Return options of a collective with a longer timeout, if the deadline is later than theirs."""
-    within = timedelta(seconds=0.0 if deadline is None else deadline - time.monotonic())
+    within = timedelta(seconds=deadline - time.monotonic())
     if within <= options.timeout:
         return options
     longer = type(options)()
@@ -164,7 +164,7 @@ class GlooGroup(Group):
         self.timeout: float = timeout
         self._is_over = is_over
         self._pending: list[Any] = []
-        self._buffers: dict[str, Buffer] = {}
+        self._buffers = [Buffer(0)] * (size + 1)  # for few numbers: this member's, and those received
         self._room = _LEAST_ROOM
         try:
             forming = min(timeout, forming)
@@ -182,22 +182,16 @@ class GlooGroup(Group):
         length = len(sums) + len(maxima)
         # Each sends its numbers to all others: one collective. For two members its traffic is as that of any other.
         if self.size == _PAIR or length <= _MOST_BY_ALL:
-            own = self._buffer("own", length)
+            if len(self._buffers[0].numbers) != length:
+                self._buffers = [Buffer(length) for _ in range(self.size + 1)]
+            own, *received = self._buffers
             own.numbers[:] = array("d", [*sums, *maxima])
-            received = [self._buffer(f"of {member}", length) for member in range(self.size)]
             if length:
                 self._all_gather([buffer.tensor for buffer in received], own.tensor)
             return _combined(received, len(sums))
-        summed, largest = self._buffer("sums", len(sums)), self._buffer("maxima", len(maxima))
-        summed.numbers[:], largest.numbers[:] = array("d", sums), array("d", maxima)
-        self.reduce_tensors(summed.tensor, largest.tensor)
-        return summed.numbers.tolist(), largest.numbers.tolist()
-
-    def _buffer(self, use: str, length: int) -> Buffer:
-        buffer = self._buffers.get(use)
-        if buffer is None or len(buffer.numbers) != length:
-            buffer = self._buffers[use] = Buffer(length)
-        return buffer
+        summed, largest = (torch.tensor(numbers, dtype=torch.float64) for numbers in (sums, maxima))
+        self.reduce_tensors(summed, largest)
+        return summed.tolist(), largest.tolist()
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Reduce float64 tensors on the host in place, like `reduce`. An empty tensor costs no collective."""
@@ -225,12 +219,16 @@ class GlooGroup(Group):
             own = torch.frombuffer(framed, dtype=torch.uint8)
             received = list(torch.empty((self.size, head + room), dtype=torch.uint8).unbind())
             self._all_gather(received, own)
-            found = [tensor.numpy().tobytes() for tensor in received]
-            lengths = [int(_LENGTH.unpack_from(one)[0]) for one in found]
+            contents, lengths = list[bytes](), list[int]()
+            for tensor in received:
+                found = tensor.numpy().tobytes()
+                (length,) = _LENGTH.unpack_from(found)
+                lengths.append(length)
+                contents.append(found[head : head + length])
             _check(lengths, MOST_GATHERED)
             longest = max(lengths)
         self._room = max(_LEAST_ROOM, 1 << min(longest, PIECE).bit_length())
-        return members_of(one[head : head + length] for one, length in zip(found, lengths, strict=True))
+        return members_of(contents)
 
     def collect(self, *data: Bytes, deadline: float | None = None) -> list[bytes]:
         """As `Group`. Data is sent in slices, each of which meets the timeout on a slow network.
@@ -256,7 +254,7 @@ class GlooGroup(Group):
         return found
 
     def _all_gather(self, received: list[torch.Tensor], own: torch.Tensor, deadline: float | None = None) -> None:
-        options = _with_deadline(self._options.gather, deadline)
+        options = self._options.gather if deadline is None else _with_deadline(self._options.gather, deadline)
         self._wait(lambda group: [group.allgather([received], [own], options)], own.nbytes, deadline)
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
@@ -266,7 +264,7 @@ class GlooGroup(Group):
 
     def receive_from_first(self, numbers: torch.Tensor, deadline: float | None = None) -> None:
         """Send numbers of the first member to all others, in place. The deadline may be later than the timeout."""
-        options = _with_deadline(self._options.from_first, deadline)
+        options = self._options.from_first if deadline is None else _with_deadline(self._options.from_first, deadline)
         self._wait(lambda group: [group.broadcast([numbers], options)], numbers.nbytes, deadline)
 
     def close(self) -> None:
