@@ -30,8 +30,9 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "runs/record.py:Record": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
+    "exchange/protocol/table.py:Row": ({"attributes": 11}, "a record: a row to be written"),
     "runs/summary.py:SummaryWrites": (
-        {"attributes": 11},
+        {"attributes": 14},
         "what a script does between rows, in its order",
     ),
     "session/api.py:InitArguments": ({"attributes": 14}, "a record: the arguments of init"),

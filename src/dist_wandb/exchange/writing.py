@@ -142,6 +142,7 @@ class Writing:
         """End a row that was left open, if that is some time ago."""
         if self._open.values and now - self._open.since >= _LEFT_OPEN:
             self._write({}, None, commit=None)
+            self._rows.keep_summary({}, None, None, is_open=False, serial=0)
 
     def _write_row(self, row: Row) -> None:
         values: dict[str, Any] = {}
@@ -174,7 +175,8 @@ class Writing:
         is_open = commit is False and row.step is None and self._rows.first is None and not row.corrects
         x = None if is_open else self._rows.x(row.x)
         self._write(values, x, commit=True if row.corrects else commit)
-        self._rows.keep_summary(values, follows, x, is_open=not commit, corrects=row.corrects)
+        is_left_open = not (commit or row.corrects)
+        self._rows.keep_summary(values, follows, x, is_open=is_left_open, corrects=row.corrects, serial=row.serial)
 
     def write_own(self, row: Mapping[str, Any], values: Mapping[str, Any], x: int | None, *, commit: bool) -> None:
         """Write this rank's own values with the x axes of their row, or add them to its open row."""

@@ -177,7 +177,8 @@ class SessionHolder:
             number=self.number,
             proposed_id=proposed_id,
             adopt=lambda plan: self._adopt(available, plan),
-            owns_adopted=provisional is not None and provisional.owns_run,
+            # Not in a fork: the parent process continues to use the run.
+            owns_adopted=provisional is not None and provisional.owns_run and not self.launch.is_child,
             create_new=topology.world_size > 1 or is_another,
             led_by_trainer=True,  # which catches SIGTERM to save a checkpoint
             restarts=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as the stock logger

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -24,7 +25,7 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_wandb.payloads.devices import known
+from dist_wandb.payloads.devices import PLAIN, known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.null_run import NullRun, Statistics
@@ -75,6 +76,10 @@ class LastLogged:
             for one, statistics in self._statistics.items():
                 statistics.shown = self._shown(one)
 
+    def has_definition(self, name: str) -> bool:
+        """Whether the summary has something else than the last value of a name."""
+        return bool(self._defined) and bool(self._shown(name))
+
     def _shown(self, name: str) -> tuple[str, ...]:
         """Return what the summary has of a name; nothing for the last value itself."""
         patterns = [name] if name in self._defined else [one for one in self._defined if matches_any(name, [one])]
@@ -120,10 +125,37 @@ class LastLogged:
         return nested(known({**shown_values(plain), **found}), self.paths, read())
 
 
-class SummaryWrites:
-    """The user's last writes into the summary: the user's threads add them, another one writes them again."""
+class _Newest:
+    """The newest value of each name, by the order of the calls, if rows are not written in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, axis: str | None) -> None:
+        self._axis = axis  # the name under which the run has the positions of rows
+        self._serial = 0  # the largest of all rows
+        self._values: dict[str, tuple[int, Any]] = {}  # by name: the serial of its newest row, and the value there
+        self._older: dict[str, None] = {}  # names of the open row that have newer values
+        self._x: int | None = None  # its position
+
+    def add(self, row: Mapping[str, Any], x: int | None, serial: int, *, is_open: bool) -> dict[str, Any]:
+        """Add a row that was written; return the newest values of what rows that have ended now have replaced."""
+        values = row if x is None or self._axis is None else {**row, self._axis: x}
+        older = dict[str, None]()
+        if serial < self._serial:
+            older.update((name, None) for name in values if self._values.get(name, (serial,))[0] > serial)
+        self._values.update((name, (serial, value)) for name, value in values.items() if name not in older)
+        self._serial, before = max(self._serial, serial), self._older
+        if x == self._x:  # it continues the open row
+            older, before = {**before, **older}, {}
+        self._older, self._x = (older if is_open else {}), x
+        return {name: self._values[name][1] for name in (before if is_open else {**before, **older})}
+
+
+class SummaryWrites:
+    """The user's last writes into the summary: the user's threads add them, another one writes them again.
+
+    So are the values of newer rows, if an older one is written after them: it waited for some rank, or corrects itself.
+    """
+
+    def __init__(self, axis: str | None = None) -> None:
         # Of writes so far, and of actions that were put off. A call of `log` with this number follows all of them.
         self.count: int = 0
         self._numbers = itertools.count(1)
@@ -132,11 +164,14 @@ class SummaryWrites:
         self._replaced: dict[str, int] = {}  # by name: the number of the last write that a later row has replaced
         self._open: dict[str, None] = {}  # the names of the row that has not ended
         self._x: int | None = None  # its position
+        self._newest = _Newest(axis)
+        self._restoring: int | None = None  # the thread that writes newer values
         self.logged: LastLogged = LastLogged()
         self._actions: deque[tuple[int, Callable[[], Any]]] = deque()
         # What was done last with a stand-in, by name: for the run, if this rank becomes the one that writes it.
         self._aside: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
         self._write: Callable[[Any], None] | None = None
+        self._summary: Any = None
         self._is_other_run = False  # it has the rows of the lost run, but not these writes
 
     def follow(self, run: AnyRun) -> Callable[[], None]:
@@ -154,6 +189,7 @@ class SummaryWrites:
         end_reads = wandb_private.answer_reads(summary, self.logged.read)
         self._is_other_run = self._write is not None
         self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)
+        self._summary = summary
 
         def remove() -> None:
             end_notes()
@@ -193,6 +229,11 @@ class SummaryWrites:
                 self._do(action)
 
     def _note(self, write: Callable[[Any], None], record: Any) -> None:
+        if self._restoring == threading.get_ident():
+            for item in record.update:
+                item.key = self.logged.paths.get(item.key[0], item.key)
+            write(record)
+            return
         number = next(self._numbers)
         for kind in ("update", "remove"):
             for item in getattr(record, kind):
@@ -206,14 +247,24 @@ class SummaryWrites:
         write(record)  # last: a row that is written before this has no effect, and one that is written later finds it
 
     def keep(
-        self, row: Mapping[str, Any], follows: int | None, x: int | None, *, is_open: bool, corrects: bool = False
+        self,
+        row: Mapping[str, Any],
+        follows: int | None,
+        x: int | None,
+        *,
+        is_open: bool,
+        corrects: bool = False,
+        serial: int | None = None,
     ) -> None:
         """Write again what a row has replaced that was just written, but ended before these writes.
 
         `follows`: how many writes precede the row's call of `log`; `None` for a row of other ranks, which has no place
         in the user's script and replaces all of them. `x`: the row's position. `is_open`: the row does not end with
-        this call. `corrects`: the row was written before, and keeps the place that it had then.
+        this call. `corrects`: the row was written before, and keeps the place that it had then. `serial`: of rows of
+        several ranks, the larger the newer: what an older one has replaced is written again, too.
         """
+        if serial is not None:
+            self._restore(self._newest.add(row, x, serial, is_open=is_open))
         if corrects:
             self._write_again(self._first(row), 0)
         elif follows is None:
@@ -228,6 +279,21 @@ class SummaryWrites:
                 self.logged.replace(row, x)
             if self._writes or self._is_other_run:
                 self._write_again(self._first(ended), follows)
+
+    def _restore(self, newest: Mapping[str, Any]) -> None:
+        """Write the newest plain values of names that a row with older ones has replaced."""
+        plain = {
+            name: value
+            for name, value in newest.items()
+            if type(value) in PLAIN and not self.logged.has_definition(name)
+        }
+        if plain and self._summary is not None:
+            self._restoring = threading.get_ident()
+            try:
+                self._do(partial(self._summary.update, plain))
+            finally:
+                self._restoring = None
+            self._write_again(self._first(plain), 0)
 
     def _first(self, names: Iterable[str]) -> Iterable[str]:
         """Return the first names of the paths of a row's names."""

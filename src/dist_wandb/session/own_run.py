@@ -71,7 +71,7 @@ class OwnRun:
     ) -> None:
         self.is_owned = is_owned
         self.user_axes: tuple[str, ...] = ()  # names that the user has made x axes of other metrics
-        self.summary: SummaryWrites = SummaryWrites()
+        self.summary: SummaryWrites = SummaryWrites(step_metric)
         self._link = link
         self._opening = opening
         self._config_sync = config_sync

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from tests.unit.exchange.test_rows import Unit
+from tests.unit.runs.test_summary import Run
 
 from dist_wandb.exchange.rows import Contribution
+from dist_wandb.runs.summary import SummaryWrites
 
 Place = tuple[list[str], "int | None", "int | None", bool, bool]
 
@@ -17,8 +19,9 @@ def recorded(unit: Unit, rank: int = 0) -> list[Place]:
     """Return the list into which the places of the rows will be recorded."""
     places: list[Place] = []
 
-    def keep(names: Iterable[str], follows: Any, x: Any, *, is_open: bool, corrects: bool = False) -> None:
-        places.append(([*names], follows, x, is_open, corrects))
+    def keep(names: Iterable[str], follows: Any, x: Any, *, is_open: bool, corrects: bool = False, **_: int) -> None:
+        if names:
+            places.append(([*names], follows, x, is_open, corrects))
 
     unit.ranks[rank].keep_summary = keep
     return places
@@ -58,6 +61,32 @@ def test_a_row_that_waits_for_a_rank_has_the_place_of_its_call() -> None:
     log(unit, 1, {"loss": 1.0}, 0, 0)
     unit.close()
     assert sorted(places) == [(["loss"], 0, 0, True, False), (["text"], 1, 1, True, False)]
+
+
+def test_the_summary_has_the_newest_values_though_an_older_row_waited_for_a_rank() -> None:
+    """It has those of the last written row in wandb, so they are written again, unless the user has done so."""
+    unit, run = Unit(), Run()
+    summary = SummaryWrites("global_step")
+    summary.follow(run)  # type: ignore[arg-type]  # stands in for wandb's
+
+    def keep(row: dict[str, Any], follows: Any, x: Any, **kwargs: Any) -> None:
+        run.values.update({**row, "global_step": x} if row else {})
+        summary.keep(row, follows, x, **kwargs)
+
+    unit.ranks[0].keep_summary = keep
+    for step in range(2):
+        log(unit, 1, {"only": float(step), "p": 1.0}, step, 0, commit=True)
+        log(unit, 0, {"p": float(step)}, step, 0, commit=True)
+        unit.exchange()
+    unit.exchange()
+    log(unit, 1, {"only": 2.0, "p": 1.0}, 2, 0, commit=True)
+    for step in range(3, 6):
+        log(unit, 1, {"only": float(step)}, step, 0, commit=True)
+        unit.exchange()
+    assert run.values == {"only": 5.0, "p": 1.0, "global_step": 5}, "the row of step 2 waits for rank 0"
+    log(unit, 0, {"p": 5.0}, 2, 0, commit=True)
+    unit.close()
+    assert run.values == {"only": 5.0, "p": 3.0, "global_step": 5}
 
 
 def test_a_row_of_other_ranks_has_no_place() -> None:

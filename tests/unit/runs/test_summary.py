@@ -47,10 +47,11 @@ class Run:
 class Script:
     """A script whose rows are written later."""
 
-    def __init__(self) -> None:
+    def __init__(self, axis: str | None = None) -> None:
         run: Any = Run()
         self.run = run
-        self.writes = SummaryWrites()
+        self.axis = axis
+        self.writes = SummaryWrites(axis)
         self.remove = self.writes.follow(run)
 
     @property
@@ -64,12 +65,11 @@ class Script:
     def log(self, **row: Any) -> tuple[dict[str, Any], int]:
         return row, self.writes.count
 
-    def write(
-        self, *calls: tuple[dict[str, Any], int | None], x: int = 0, is_open: bool = False, corrects: bool = False
-    ) -> None:
+    def write(self, *calls: tuple[dict[str, Any], int | None], x: int | None = 0, **place: Any) -> None:
         for row, follows in calls:
-            self.values.update(nested(row, self.writes.logged.paths, self.values))
-            self.writes.keep(row, follows, x, is_open=is_open, corrects=corrects)
+            axis = {} if self.axis is None or x is None else {self.axis: x}
+            self.values.update(nested({**row, **axis}, self.writes.logged.paths, self.values))
+            self.writes.keep(row, follows, x, **{"is_open": False, **place})
 
 
 @pytest.fixture
@@ -183,6 +183,26 @@ def test_an_error_of_wandb_is_the_users_but_not_that_of_a_row(script: Script) ->
         script.summary["loss"] = 9
     script.write(call)
     assert script.values == {"loss": 0.5}
+
+
+def test_newer_values_are_written_again_after_an_older_row() -> None:
+    """Once that row has ended, unless the user has written something else meanwhile."""
+    script = Script("global_step")
+    script.writes.logged.paths["a.b"] = "a", "b"
+    script.writes.logged.note_definition("best", "max")
+    newer = {"loss": 0.1, "a.b": 3, "best": 1, "lr": 0.5, "table": object()}
+    script.write((newer, 0), x=3, serial=7)
+    script.summary["lr"] = 0.25
+    older = {"loss": 0.2, "a.b": 2, "best": 4, "lr": 1, "table": None, "text": "a"}
+    script.write((older, 0), x=2, serial=5, is_open=True)
+    assert script.values["loss"] == 0.2, "wandb writes it when its row ends"
+    script.write(({}, None), x=None, serial=0)
+    expected = {"loss": 0.1, "a": {"b": 3}, "best": 4, "lr": 0.25, "table": None, "text": "a", "global_step": 3}
+    assert script.values == expected
+    script.write(({"loss": 0.3}, 1), x=1, serial=5, corrects=True)
+    assert script.values == expected
+    script.write(({"loss": 0.4}, 1), x=1, serial=8)
+    assert script.values == {**expected, "loss": 0.4, "global_step": 1}, "the user's step goes back"
 
 
 @pytest.mark.parametrize("run", [NullRun(), object()])

@@ -165,7 +165,7 @@ class Plan:
                     self.differing[names[at]] = None
             axes = _axes([names[at] for at in segment.axes], sums) if segment.axes else {}
             _, occurrences, step, _, x, *_ = segment.rows.from_call(index)
-            row = Row(names, occurrences, step, x, lanes, axes, counts, missing)
+            row = Row(names, occurrences, step, x, lanes, axes, counts, missing, serial=table.serial)
             if not is_without_axes:
                 row = _without_axes(row, cells)
             if segment.lacks:

@@ -89,12 +89,12 @@ class _Kept:
         self.own: dict[Key, Any] = {}  # by the first cell of the call
         self.lost: list[Row] = []  # of what was kept for cells that are not written with it
 
-    def take(self, one: Taken, own: Any) -> list[Row]:
-        """Keep it for a call that goes into the table; return a row if the call has no cells."""
+    def take(self, one: Taken, own: Any, serial: int) -> list[Row]:
+        """Keep it for a call that goes into the table; return a row if the call, with this serial, has no cells."""
         if own is not None and one.cells:
             self.own[next(iter(one.cells))] = own
             return []
-        return [] if own is None else [_without_numbers(one.call.step, one.call.x, own)]
+        return [] if own is None else [_without_numbers(one.call.step, one.call.x, own, serial)]
 
     def lose(self, keys: Iterable[Key]) -> None:
         """Turn what is kept for cells that will not be written with it into rows of their own."""
@@ -113,9 +113,9 @@ class _Kept:
         return found
 
 
-def _without_numbers(step: int | None, x: int, own: Any) -> Row:
+def _without_numbers(step: int | None, x: int, own: Any, serial: int = 0) -> Row:
     """Return a row only of what one rank alone keeps for it."""
-    return Row((), (), step, x, ([], []), {}, (), own=(own,))
+    return Row((), (), step, x, ([], []), {}, (), own=(own,), serial=serial)
 
 
 class Rounds:
@@ -200,10 +200,11 @@ class Rounds:
         _learn(table, plan.offers, self.side_data.paths)
         rows, places = plan.apply(sums, maxima)
         calls, own_rows, late = self.outbox.take(taken), list[tuple[int, Row]](), list[Key]()
+        first = table.serial - len(plan.chosen) + 1  # serial of the first of these calls
         for place, one in enumerate(plan.chosen):
             if one.party is plan.party:
                 late += [key for key in one.cells if table.cells[key].shown is not None]
-                own_rows += [(place, row) for row in self._kept.take(one, calls[one.number].own)]
+                own_rows += [(place, row) for row in self._kept.take(one, calls[one.number].own, first + place)]
         each: Any = Offer._make(zip(*plan.offers.values(), strict=True))  # the fields of all offers
         takes_all, is_crowded = not waiting, len(table.open) > self._patience.most_open
         patience = self._patience._replace(

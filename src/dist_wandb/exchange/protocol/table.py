@@ -41,6 +41,7 @@ class Row(NamedTuple):
     missing: int = 0  # ranks that usually log one of the names, but left without notice, or were given up
     corrects: bool = False  # whether it replaces a row that was written before
     own: Sequence[Any] = ()  # what this rank alone keeps for it: one item for each of its calls
+    serial: int = 0  # how many calls had been taken when it was opened: the order of the calls, not of writing
 
     def cells(self) -> list[Key]:
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
@@ -332,5 +333,7 @@ class Conclusion:
             for key, cell in here:
                 cell.shown, cell.at, cell.flagged = cell.ranks, row, bool(missing)
                 self._ranks.note_usual((key.name,), cell.ranks)
-            yield Row(names, occurrences, known.step, known.x, lanes, known.axes, counts, len(missing), corrects)
+            serial = min(cell.serial for _, cell in here)
+            place = names, occurrences, known.step, known.x
+            yield Row(*place, lanes, known.axes, counts, len(missing), corrects, serial=serial)
         self._table.close(row)
