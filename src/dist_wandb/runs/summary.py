@@ -130,7 +130,6 @@ class _Newest:
 
     def __init__(self, axis: str | None) -> None:
         self._axis = axis  # the name under which the run has the positions of rows
-        self._serial = 0  # the largest of all rows
         self._values: dict[str, tuple[int, Any]] = {}  # by name: the serial of its newest row, and the value there
         self._older: dict[str, None] = {}  # names of the open row that have newer values
         self._x: int | None = None  # its position
@@ -138,15 +137,17 @@ class _Newest:
     def add(self, row: Mapping[str, Any], x: int | None, serial: int, *, is_open: bool) -> dict[str, Any]:
         """Add a row that was written; return the newest values of what rows that have ended now have replaced."""
         values = row if x is None or self._axis is None else {**row, self._axis: x}
-        older = dict[str, None]()
-        if serial < self._serial:
-            older.update((name, None) for name in values if self._values.get(name, (serial,))[0] > serial)
-        self._values.update((name, (serial, value)) for name, value in values.items() if name not in older)
-        self._serial, before = max(self._serial, serial), self._older
+        older, before = dict[str, None](), self._older
+        for name, value in values.items():
+            if name in self._values and self._values[name][0] > serial:
+                older[name] = None
+            else:
+                self._values[name] = serial, value
         if x == self._x:  # it continues the open row
             older, before = {**before, **older}, {}
         self._older, self._x = (older if is_open else {}), x
-        return {name: self._values[name][1] for name in (before if is_open else {**before, **older})}
+        ended = before if is_open else {**before, **older}
+        return {name: self._values[name][1] for name in ended} if ended else {}
 
 
 class SummaryWrites:
@@ -263,8 +264,8 @@ class SummaryWrites:
         this call. `corrects`: the row was written before, and keeps the place that it had then. `serial`: of rows of
         several ranks, the larger the newer: what an older one has replaced is written again, too.
         """
-        if serial is not None:
-            self._restore(self._newest.add(row, x, serial, is_open=is_open))
+        if serial is not None and (newest := self._newest.add(row, x, serial, is_open=is_open)):
+            self._restore(newest)
         if corrects:
             self._write_again(self._first(row), 0)
         elif follows is None:
