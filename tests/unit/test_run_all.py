@@ -50,13 +50,15 @@ def test_every_directory_of_tests_is_in_a_check() -> None:
 
 def test_every_test_with_short_limits_is_in_a_part() -> None:
     """Those of whole jobs, which leave them out, are run by another part."""
-    short, core, jobs = checks(2)["test"]
+    short, distributed, core, jobs = checks(2)["test"]
     marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py") if has_mark("alone", path)}
     assert marked
     assert {path for path in marked if Path(path).parent.as_posix() in jobs.command} == {
         word for word in short.command if word.startswith("tests/")
     }
-    assert all({*Path(path).parents} & {*map(Path, (*core.command, *jobs.command))} for path in marked)
+    assert all(
+        {*Path(path).parents} & {*map(Path, (*distributed.command, *core.command, *jobs.command))} for path in marked
+    )
 
 
 def has_mark(name: str, path: Path) -> bool:
