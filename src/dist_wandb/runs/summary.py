@@ -78,7 +78,7 @@ class LastLogged:
 
     def has_definition(self, name: str) -> bool:
         """Whether the summary has something else than the last value of a name."""
-        return bool(self._defined) and bool(self._shown(name))
+        return bool(self._shown(name))
 
     def _shown(self, name: str) -> tuple[str, ...]:
         """Return what the summary has of a name; nothing for the last value itself."""
@@ -126,11 +126,11 @@ class LastLogged:
 
 
 class _Newest:
-    """The newest value of each name, by the order of the calls, if rows are not written in it."""
+    """The newest plain value of each name, by the order of the calls, if rows are not written in it."""
 
     def __init__(self, axis: str | None) -> None:
         self._axis = axis  # the name under which the run has the positions of rows
-        self._values: dict[str, tuple[int, Any]] = {}  # by name: the serial of its newest row, and the value there
+        self._values: dict[str, tuple[int, Any]] = {}  # serial of its newest row, value there; `None`: media, say
         self._older: dict[str, None] = {}  # names of the open row that have newer values
         self._x: int | None = None  # its position
 
@@ -142,7 +142,7 @@ class _Newest:
             if name in self._values and self._values[name][0] > serial:
                 older[name] = None
             else:
-                self._values[name] = serial, value
+                self._values[name] = serial, value if type(value) in PLAIN else None
         if x == self._x:  # it continues the open row
             older, before = {**before, **older}, {}
         self._older, self._x = (older if is_open else {}), x
@@ -284,9 +284,7 @@ class SummaryWrites:
     def _restore(self, newest: Mapping[str, Any]) -> None:
         """Write the newest plain values of names that a row with older ones has replaced."""
         plain = {
-            name: value
-            for name, value in newest.items()
-            if type(value) in PLAIN and not self.logged.has_definition(name)
+            name: value for name, value in newest.items() if value is not None and not self.logged.has_definition(name)
         }
         if plain and self._summary is not None:
             self._restoring = threading.get_ident()
