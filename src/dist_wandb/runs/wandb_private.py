@@ -106,7 +106,12 @@ def with_media_directory(write: Callable[[], _T]) -> _T:
             raise
         with suppress(OSError):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return write()
+        try:
+            return write()
+        finally:
+            if not threading.main_thread().is_alive():  # at its end the process has removed it, for the last time
+                with suppress(OSError):
+                    directory.rmdir()
 
 
 def detach_service() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -220,6 +222,26 @@ def test_a_removed_directory_for_media_is_recreated(stand: Stand, tmp_path: Path
     stand.record.log({"table": 1})
     assert file.exists()
     assert stand.lost.rows == [{"table": 1}]
+
+
+def test_a_directory_for_media_that_is_recreated_at_the_end_of_the_process_is_removed(tmp_path: Path) -> None:
+    script = """
+import atexit, pathlib, sys, types
+from dist_wandb.runs.record import Record
+
+file = pathlib.Path(sys.argv[1], "a.table.json")
+
+def log(row, **_):
+    file.write_text("{}")
+    file.unlink()  # wandb moves it into the run's directory
+    print(row)
+
+atexit.register(Record(types.SimpleNamespace(log=log), 0, None).log, {"table": 1})
+"""
+    directory = tmp_path / "tmpabcwandb-media"
+    job = (sys.executable, "-c", script, str(directory))
+    assert subprocess.run(job, check=True, capture_output=True, text=True, timeout=60).stdout == "{'table': 1}\n"
+    assert not directory.exists()
 
 
 def test_a_run_that_times_out_at_the_end_is_not_reopened(stand: Stand) -> None:
