@@ -18,6 +18,7 @@ from processes import Finished, clean_environment, run_job, torchrun
 from stored import ended_runs
 
 from dist_wandb.wandb_files.reading import StoredRun
+from dist_wandb.wandb_files.records import read_records
 
 SCRIPT = Path(__file__).parent / "scripts" / "at_their_moment.py"
 STEPS = (100, 200, 300)
@@ -86,5 +87,8 @@ def test_a_metric_is_defined_between_the_rows_of_the_calls_around_it(job: tuple[
     for run in ended_runs(job[0] / f"asked-{way}", WRITERS[way]):
         rows = history_of(run).rows_with("top")
         assert [(row["top"], row["epoch"]) for row in rows] == [(0.9, 1), (0.1, 1), (0.5, 0), (0.3, 0)]
+        summaries = [contents["update"] for kind, contents in read_records(run.path, skipped=()) if kind == "summary"]
+        last = [one["last"] for one in summaries if "last" in one]
+        assert last == [{"max": 0.5}], "it was defined before the row ended"
     assert job[1].lines("SAW defined 0 ") == ["SAW defined 0 top 0.3"] * len(WRITERS)
     assert "SAW refused 0 Unhandled define_metric() arg: summary op: largest" in job[1].output

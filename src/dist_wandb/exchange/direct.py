@@ -21,6 +21,7 @@ continues, and another rank's rows are written.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -52,7 +53,7 @@ from dist_wandb.settings.plan import Unit
 
 _log = logging.getLogger("dist_wandb")
 _POLL_INTERVAL = 0.1  # seconds between two checks whether all writers are attached
-_END_OF_ROW = Contribution({}, None)
+_END_OF_ROW = Contribution({}, None, follows=sys.maxsize)
 _STANDSTILL = 1.0  # seconds after which a row that is being written is no longer waited for
 
 
