@@ -176,7 +176,9 @@ class Writing:
         x = None if is_open else self._rows.x(row.x)
         self._write(values, x, commit=True if row.corrects else commit)
         is_left_open = not (commit or row.corrects)
-        self._rows.keep_summary(values, follows, x, is_open=is_left_open, corrects=row.corrects, serial=row.serial)
+        joined = dict(zip(row.names, row.joined, strict=False))
+        place = {"corrects": row.corrects, "serial": row.serial, "joined": joined}
+        self._rows.keep_summary(values, follows, x, is_open=is_left_open, **place)
 
     def write_own(self, row: Mapping[str, Any], values: Mapping[str, Any], x: int | None, *, commit: bool) -> None:
         """Write this rank's own values with the x axes of their row, or add them to its open row."""

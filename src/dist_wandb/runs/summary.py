@@ -134,12 +134,14 @@ class _Newest:
         self._older: dict[str, None] = {}  # names of the open row that have newer values
         self._x: int | None = None  # its position
 
-    def add(self, row: Mapping[str, Any], x: int | None, serial: int, *, is_open: bool) -> dict[str, Any]:
+    def add(
+        self, row: Mapping[str, Any], x: int | None, serial: int, joined: Mapping[str, int], *, is_open: bool
+    ) -> dict[str, Any]:
         """Add a row that was written; return the newest values of what rows that have ended now have replaced."""
         values = row if x is None or self._axis is None else {**row, self._axis: x}
-        older, before = dict[str, None](), self._older
+        older, before, last = dict[str, None](), self._older, min(joined.values(), default=serial)
         for name, value in values.items():
-            if name in self._values and self._values[name][0] > serial:
+            if name in self._values and self._values[name][0] > joined.get(name, last):
                 older[name] = None
             else:
                 self._values[name] = serial, value if type(value) in PLAIN else None
@@ -256,15 +258,17 @@ class SummaryWrites:
         is_open: bool,
         corrects: bool = False,
         serial: int | None = None,
+        joined: Mapping[str, int] | None = None,
     ) -> None:
         """Write again what a row has replaced that was just written, but ended before these writes.
 
         `follows`: how many writes precede the row's call of `log`; `None` for a row of other ranks, which has no place
         in the user's script and replaces all of them. `x`: the row's position. `is_open`: the row does not end with
         this call. `corrects`: the row was written before, and keeps the place that it had then. `serial`: of rows of
-        several ranks, the larger the newer: what an older one has replaced is written again, too.
+        several ranks, the larger the newer: what an older one has replaced is written again, too. `joined`: the serials
+        of the last calls for its names, before which no other row is newer.
         """
-        if serial is not None and (newest := self._newest.add(row, x, serial, is_open=is_open)):
+        if serial is not None and (newest := self._newest.add(row, x, serial, joined or {}, is_open=is_open)):
             self._restore(newest)
         if corrects:
             self._write_again(self._first(row), 0)

@@ -63,10 +63,9 @@ def test_a_row_that_waits_for_a_rank_has_the_place_of_its_call() -> None:
     assert sorted(places) == [(["loss"], 0, 0, True, False), (["text"], 1, 1, True, False)]
 
 
-def test_the_summary_has_the_newest_values_though_an_older_row_waited_for_a_rank() -> None:
-    """It has those of the last written row in wandb, so they are written again, unless the user has done so."""
-    unit, run = Unit(), Run()
-    summary = SummaryWrites("global_step")
+def summarized(unit: Unit) -> Run:
+    """Return the run of rank 0, with a summary as wandb has it."""
+    run, summary = Run(), SummaryWrites("global_step")
     summary.follow(run)  # type: ignore[arg-type]  # stands in for wandb's
 
     def keep(row: dict[str, Any], follows: Any, x: Any, **kwargs: Any) -> None:
@@ -74,6 +73,25 @@ def test_the_summary_has_the_newest_values_though_an_older_row_waited_for_a_rank
         summary.keep(row, follows, x, **kwargs)
 
     unit.ranks[0].keep_summary = keep
+    return run
+
+
+def test_the_summary_has_the_last_row_of_a_rank_that_is_behind() -> None:
+    """It logs rows alone before, while the other one's call for the last row has come already."""
+    unit = Unit()
+    run = summarized(unit)
+    log(unit, 1, {"after": 1.0}, 9, 0, commit=True)
+    log(unit, 0, {"only": 1.0}, 8, 0, commit=True)
+    log(unit, 0, {"image": "a"}, 8, 0, commit=True)
+    log(unit, 0, {"after": 3.0}, 9, 0, commit=True)
+    unit.close()
+    assert run.values == {"only": 1.0, "image": "a", "after": 2.0, "global_step": 9}
+
+
+def test_the_summary_has_the_newest_values_though_an_older_row_waited_for_a_rank() -> None:
+    """It has those of the last written row in wandb, so they are written again, unless the user has done so."""
+    unit = Unit()
+    run = summarized(unit)
     for step in range(2):
         log(unit, 1, {"only": float(step), "p": 1.0}, step, 0, commit=True)
         log(unit, 0, {"p": float(step)}, step, 0, commit=True)

@@ -164,6 +164,7 @@ class Cell:
     lacks: Ranks = NOBODY  # those that were given up, or are lost
     flagged: bool = False  # when it was written last
     stale: bool = False  # an earlier cell of this key may have been forgotten
+    joined: int = 0  # how many calls had been taken when ranks contributed last; unknown of one that is remembered
 
 
 class Placing:

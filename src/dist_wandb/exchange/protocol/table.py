@@ -42,6 +42,7 @@ class Row(NamedTuple):
     corrects: bool = False  # whether it replaces a row that was written before
     own: Sequence[Any] = ()  # what this rank alone keeps for it: one item for each of its calls
     serial: int = 0  # how many calls had been taken when it was opened: the order of the calls, not of writing
+    joined: Sequence[int] = ()  # and when ranks contributed last to each name; empty: at once, or it was written before
 
     def cells(self) -> list[Key]:
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
@@ -93,6 +94,7 @@ class Table:
                 cells[key] = Cell(self.serial, self.round, stale=self.memory.is_stale(key))
             elif cells[key].shown is not None:
                 cells[key].born = self.round  # it is opened again
+            cells[key].joined = self.serial
             names.setdefault(cells[key].serial, []).append(key.name)
         self.placing.enter(call, known, ranks, self.ranks.usual)
         for serial, of_serial in names.items():
@@ -335,5 +337,6 @@ class Conclusion:
                 self._ranks.note_usual((key.name,), cell.ranks)
             serial = min(cell.serial for _, cell in here)
             place = names, occurrences, known.step, known.x
-            yield Row(*place, lanes, known.axes, counts, len(missing), corrects, serial=serial)
+            joined = () if corrects else [cell.joined for _, cell in here]
+            yield Row(*place, lanes, known.axes, counts, len(missing), corrects, serial=serial, joined=joined)
         self._table.close(row)
