@@ -14,8 +14,6 @@ from stored import ended_runs
 from wandb_records import RecordedRun, column
 from wandb_server import WandbServer
 
-from dist_wandb import read_runs
-
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "as_wandb"
 THE_LINE = re.compile(r"^( *)import dist_wandb as wandb$", re.MULTILINE)
@@ -83,7 +81,7 @@ def test_all_ranks_see_the_same_run_and_none_afterwards(outcome: Outcome) -> Non
 
 # --- one process ------------------------------------------------------------------------------------------------------
 
-CASES = ("without_values", "values_that_are_not_numbers", "summaries_between")  # others: e2e/test_stock_oracle.py
+# For the rows of one process see test_stock_oracle.py.
 ENDS = ("wandb.finish", "block of wandb", "block of the run", "new run", "teardown", "exception")
 
 
@@ -97,26 +95,12 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def rows_and_summary(directory: Path, x: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of the only run of a directory, with the x axis as `x`, and its summary, without W&B's values."""
-    rows = [
-        {"x": row[x], **{name: value for name, value in row.items() if name[0] != "_" and name != x}}
-        for row in history(directory, x).rows
-    ]
-    (run,) = read_runs(directory)
-    return rows, {name: value for name, value in run.summary.items() if name[0] != "_" and name != x}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_same_calls_give_the_same_rows_as_with_wandb(one_process: Path, case: str) -> None:
-    stock = rows_and_summary(one_process / "stock" / case, "_step")
-    assert rows_and_summary(one_process / "ours" / case, "global_step") == stock
-    assert len(stock[0]) > 2
-
-
 @pytest.mark.parametrize("end", ENDS)
 def test_the_row_that_is_open_at_the_end_is_written(one_process: Path, end: str) -> None:
-    assert rows_and_summary(one_process / "ends" / end, "global_step")[0] == [{"x": 1, "a": 1, "b": 2}]
+    rows = history(one_process / "ends" / end).rows
+    assert [{name: value for name, value in row.items() if name[0] != "_"} for row in rows] == [
+        {"a": 1, "b": 2, "global_step": 1}
+    ]
 
 
 # --- the examples -----------------------------------------------------------------------------------------------------

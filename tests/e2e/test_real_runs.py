@@ -1,7 +1,7 @@
 """Frameworks with real processes and wandb, offline: the runs on disk afterwards match the policy's test vectors.
 
-For plain PyTorch see test_hosts.py and test_launchers.py, for other modes and strategies of Lightning
-test_lightning_everything.py and test_lightning_online.py.
+For plain PyTorch see test_hosts.py and test_launchers.py, for Lightning on two nodes test_patterns.py, in other modes
+and with other strategies test_lightning_everything.py and test_lightning_online.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,7 @@ from history import history_of
 from processes import python, run_job, torchrun
 from stored import COMBINATIONS, ROWS, check_runs, ended_runs, vector
 
-from dist_wandb.settings.plan import RUN_MODES
-
 SCRIPTS = Path(__file__).parent / "scripts"
-
-
-LIGHTNING_STEPS = {"trainer/global_step": ROWS}  # the step of the row that trainer.test adds
 
 
 def test_ranks_share_a_run_before_and_after_their_process_group(tmp_path: Path) -> None:
@@ -46,13 +41,6 @@ def test_lightning_after_an_init_before_fit_has_that_run_alone(tmp_path: Path) -
     assert (stored.config["width"], history.is_flagged) == (3, False)
     assert "Traceback" not in finished.output
     assert not [line for line in finished.lines("dist_wandb: ") if "run_mode=auto" not in line]
-
-
-def test_lightning_on_two_nodes(tmp_path: Path) -> None:
-    run_job(*torchrun(SCRIPTS / "lightning_loop.py", tmp_path, 2, nodes=2), cwd=tmp_path).check()
-    for run_mode in RUN_MODES:
-        ranks = vector("2x2", run_mode, "worker")
-        check_runs(tmp_path / f"{run_mode}-worker", ranks, last_step=LIGHTNING_STEPS)
 
 
 def test_accelerate_on_two_nodes(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from oracle.scripts import draw
 SEEDS = (23, 114, 4, 82, 9, 16)
 FEWER = 3  # with a guard around `init`, whose sessions take two seconds each
 OPEN = ("axis-defined-late", "without-a-step-after-one")  # what is wanted is not decided
+ALONE = ("without-values", "not-numbers")  # with several ranks, there is no row of nothing, and no None
 SCRIPTS = [*(case for case in CASES if case.name not in OPEN), *map(draw, SEEDS)]
 
 
@@ -28,6 +29,7 @@ def stock() -> Stock:
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant.ranks < 3], ids=str)
 def test_a_script_leaves_the_run_that_stock_wandb_leaves(stock: Stock, variant: Variant) -> None:
     scripts = SCRIPTS[:FEWER] if variant.guard == "init" else SCRIPTS
+    scripts = [script for script in scripts if variant.ranks == 1 or script.name not in ALONE]
     ours = play_ours(scripts, variant)
     results = [stock.result(script, variant, ours[script.name]) for script in scripts]
     differing = [str(result) for result in results if result.differences]

@@ -84,14 +84,6 @@ def test_the_script_of_a_page_keeps_its_line_numbers() -> None:
     assert script("<!-- not run: -->\n```python\nz\n```") == "\n\nz"
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
-def test_every_page_is_in_the_navigation_of_the_site(page: str) -> None:
-    """`make lint` builds the site, and also reports it, but later."""
-    assert re.search(
-        rf"^ +- (?:[^:\n]+: )?{re.escape(page)}$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
-    )
-
-
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_commands_in_the_documents_are_valid(command: str) -> None:
     words = shlex.split(command, comments=True)

@@ -80,5 +80,22 @@ CASES = (
         *(_log({"loss": 0.5}, 0, commit=True), _log({"lr": 2}, commit=False), _log({"loss": 0.25}, commit=False)),
         *(_log({"acc": 1}, 1, commit=False), _log({}, 1, commit=True)),
     ),
+    _case(
+        "without-values",
+        *(_log({"a": 1}, 4), _log({}, 5), _log({}, 6), _log({"b": 2}, 6, commit=True)),
+        *(_log({"c": 3}, 7), _log({}, commit=True), _log({}, 8)),
+    ),
+    _case(
+        "not-numbers",
+        _log({"n": {"a": 1, "b": 2}, "text": "x", "none": None}, 1),
+        _log({"n": {"b": 3, "c": {"d": 4}}, "list": [1, 2]}, 1),
+        *(_log({"n": {"a": 9}}, 1), _log({"loss": 0.5}, 2), _log({"text": "y"}, 3)),
+    ),
+    _case(
+        "summaries-between",
+        {"do": "define", "name": "best", "options": {"summary": "max"}},
+        *(_log({"a": 1, "best": 5}, 1), _summary(a=99), _log({"b": 1, "best": 3}, 2)),
+        *(_log({"c": 1}), _summary(c=50), _log({"d": 1}, 3), _summary(d=60)),
+    ),
     _case("without-a-step-after-one", _log({"a": 1}, 5), _log({"b": 2}), _log({"c": 3})),
 )

@@ -36,8 +36,8 @@ class Model(Layer):
         self.log("tested", 10.0 * self.global_rank + len(batch))
 
 
-def main(directory: str, strategy: str, run_mode: RunMode, rank_scope: RankScope, num_nodes: str = "1") -> None:
-    data = samples(2 * int(num_nodes) * ROWS)
+def main(directory: str, strategy: str, run_mode: RunMode, rank_scope: RankScope) -> None:
+    data = samples(2 * ROWS)
     logger = DistWandbLogger(
         name="nm",
         save_dir=directory,
@@ -52,7 +52,7 @@ def main(directory: str, strategy: str, run_mode: RunMode, rank_scope: RankScope
     is_fork = strategy == "ddp_fork"
     if is_fork:
         _ = logger.experiment  # a run that the forked ranks inherit
-    trainer = trainer_of_two(logger, strategy=strategy, num_nodes=int(num_nodes))
+    trainer = trainer_of_two(logger, strategy=strategy)
     model = Model(uses_wandb=is_fork)
     trainer.fit(model, data)
     trainer.test(model, data, verbose=False)
