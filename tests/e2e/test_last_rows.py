@@ -6,7 +6,6 @@ import re
 import signal
 from pathlib import Path
 
-import pytest
 from history import history_of
 from processes import Finished, run_job
 from ranks import rank_commands
@@ -25,7 +24,6 @@ def play(directory: Path, kind: str) -> tuple[list[int], dict[int, float], dict[
     return [row["global_step"] for row in found.rows], found.last("loss"), found.flags("loss"), run.exit_code, finished
 
 
-@pytest.mark.cold  # the signal is for the process of the rank
 def test_a_second_ctrl_c_gives_up_the_last_rows_and_says_so(tmp_path: Path) -> None:
     steps, _, _, code, finished = play(tmp_path, "interrupted")
     assert finished.exit_codes == (-signal.SIGINT, 0), finished.output
@@ -35,7 +33,6 @@ def test_a_second_ctrl_c_gives_up_the_last_rows_and_says_so(tmp_path: Path) -> N
     assert code == 255
 
 
-@pytest.mark.cold  # its own handlers
 def test_rows_of_a_signal_handler_and_of_atexit_are_whole(tmp_path: Path) -> None:
     steps, loss, flags, code, finished = play(tmp_path, "handlers")
     finished.check()

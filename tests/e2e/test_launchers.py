@@ -20,7 +20,7 @@ from wandb_records import PLAIN, RecordedRun
 from wandb_server import WandbServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
-COLD = ("accelerate launch",)  # Lightning: see test_examples.py
+COLD = ("accelerate launch",)  # Lightning: see test_pytorch_lightning.py
 Reports = list[dict[str, Any]]
 
 

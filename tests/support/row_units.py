@@ -9,13 +9,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Intent, Key
+from dist_wandb.exchange.protocol.contributors import Contributors, Progress
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
+from dist_wandb.exchange.protocol.placing import Memory, Placing
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.table import Row, Table
 
 SHORT, LONG = 1.0, 8.0  # seconds of patience with new names, and with ranks that usually log a name
 MOST_ROUNDS = 1000
+EXACTLY = 16  # rounds after which the ranks are compared by their snapshots
 
 Life = tuple[int, int]  # a rank, and how often it was started again
 Values = Mapping[str, float]
@@ -253,8 +256,19 @@ class Unit:
         """Check that the members have the same state."""
         if not self.is_checked:
             return
-        states = {json.dumps(self.machines[rank].snapshot()) for rank in self.members}
-        assert len(states) == 1
+        machines = [self.machines[rank] for rank in self.members]
+        first, *others = (in_order(machine.table) for machine in machines)
+        if self.closed or self.rounds % EXACTLY == 0 or any(other != first for other in others):
+            assert len({json.dumps(machine.snapshot()) for machine in machines}) == 1
+
+
+def in_order(state: Any) -> Any:
+    """Return a state as lists. They are compared much faster than snapshots, but 1 is 1.0, and NaN no NaN."""
+    if isinstance(state, dict):
+        return [(key, in_order(value)) for key, value in state.items()]
+    if isinstance(state, (Table, Placing, Contributors, Memory, Progress)):
+        return in_order(vars(state))
+    return state
 
 
 def reduced(given: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float]]:

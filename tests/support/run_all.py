@@ -5,7 +5,7 @@ part ends with its ten slowest tests.
 
 Whole jobs spend a fifth of their time waiting for each other. The parts that mostly compute run concurrently with them,
 at a lower priority, and are printed after them. So do tests with short limits, which wait most of the time, at a higher
-priority.
+priority. All parts of ``make test`` share one warm interpreter.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
+
+import warm
+from processes import clean_environment
 
 ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
@@ -62,7 +65,7 @@ class Outcome:
 def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
     """Return the parts of all checks; tests of whole jobs run `workers` at a time."""
     newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
-    core = ("-n", "3", "--dist", "loadfile")
+    core = ("-n", "2", "--dist", "loadfile")
     first = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")  # otherwise the few jobs come last
     jobs = ("-n", str(workers), "--dist", "loadgroup")
     lint = (
@@ -138,13 +141,22 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([*lines, f"{passed} passed, {failed} failed"])
 
 
+@contextmanager
+def shared_interpreter() -> Iterator[None]:
+    """Serve a warm interpreter to all parts, with this process's priority: those of the parts are lower."""
+    with warm.served():
+        warm.interpreter(clean_environment())
+        yield
+
+
 def main() -> int:
     """Run the named checks; return 1 if any part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("check", nargs="+", choices=list(checks(1)))
     parser.add_argument("--workers", type=int, default=3, help="how many tests of whole jobs run at the same time")
     arguments = parser.parse_args()
-    outcomes = run(part for check in arguments.check for part in checks(arguments.workers)[check])
+    with shared_interpreter() if arguments.check == ["test"] else nullcontext():
+        outcomes = run(part for check in arguments.check for part in checks(arguments.workers)[check])
     sys.stdout.write(f"\n{summary(outcomes)}\n")
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 

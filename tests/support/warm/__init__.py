@@ -52,7 +52,13 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @contextlib.contextmanager
 def served() -> Iterator[None]:
-    """Provide a home for a server, which `interpreter` starts, to this process and its child processes."""
+    """Provide a home for a server, which `interpreter` starts, to this process and its child processes.
+
+    A process that was started by one with such a home shares it.
+    """
+    if _HOME in os.environ:
+        yield
+        return
     home = Path(tempfile.mkdtemp(prefix="dist_wandb-warm-"))
     os.mkfifo(home / ALIVE)
     alive = os.open(home / ALIVE, os.O_RDWR | os.O_NONBLOCK)

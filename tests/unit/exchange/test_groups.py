@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import struct
@@ -107,33 +108,25 @@ def test_either_list_may_be_empty(form: Form, on_ranks: OnRanks, given: Any, siz
         assert [group.collectives for group in groups] == [len(sums) + len(maxima)] * size
 
 
-@pytest.mark.parametrize(("piece", "serial"), [(6, 1000), (6, 5), (1000, 15), (1000, 1)])
-@pytest.mark.parametrize("summed", [0, 5, 7, 20])
 @pytest.mark.parametrize(("size", "fan_out"), [(2, MANY), (3, MANY), (7, 3)])
 def test_many_numbers_are_reduced_in_pieces(
-    form: Form,
-    on_ranks: OnRanks,
-    limit: Limit,
-    summed: int,
-    piece: int,
-    serial: int,
-    size: int,
-    fan_out: int,
+    form: Form, on_ranks: OnRanks, limit: Limit, size: int, fan_out: int
 ) -> None:
-    limit(gloo, PIECE=piece * 8, SERIAL=serial)
-    groups = form(size, fan_out)
-    total = sum(range(size))
+    groups, total = form(size, fan_out), sum(range(size))
+    pieces = ((6, 1000, 200), (6, 5, 200), (1000, 15, 2000), (1000, 1, 2000))
+    for (piece, serial, most), summed in itertools.product(pieces, (0, 5, 7, 20)):
+        limit(gloo, PIECE=piece * 8, SERIAL=serial)
 
-    def reduce(rank: int) -> tuple[list[float], list[float]]:
-        numbers = torch.arange(20, dtype=torch.float64) + rank
-        sums, maxima = groups[rank].reduce_tensors(numbers[:summed].clone(), numbers[summed:].clone())
-        return sums.tolist(), maxima.tolist()
+        def reduce(rank: int, summed: int = summed) -> tuple[list[float], list[float]]:
+            numbers = torch.arange(20, dtype=torch.float64) + rank
+            sums, maxima = groups[rank].reduce_tensors(numbers[:summed].clone(), numbers[summed:].clone())
+            return sums.tolist(), maxima.tolist()
 
-    expected = [size * n + total for n in range(summed)], [n + size - 1 for n in range(summed, 20)]
-    assert on_ranks(size, reduce) == [expected] * size
-    for many in (20, 2000):
-        found = on_ranks(size, lambda rank: groups[rank].reduce([rank] * summed, [rank] * many))  # noqa: B023
-        assert found == [([total] * summed, [size - 1] * many)] * size
+        expected = [size * n + total for n in range(summed)], [n + size - 1 for n in range(summed, 20)]
+        assert on_ranks(size, reduce) == [expected] * size
+        for many in (20, most):
+            found = on_ranks(size, lambda rank: groups[rank].reduce([rank] * summed, [rank] * many))  # noqa: B023
+            assert found == [([total] * summed, [size - 1] * many)] * size
 
 
 @pytest.mark.parametrize("piece", [24, 2**20])

@@ -635,6 +635,7 @@ def test_memory_does_not_grow(is_lost: bool) -> None:
 
 def test_the_cost_of_a_round_is_independent_of_open_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     unit = Unit(2)
+    unit.is_checked = False
     unit.write_on_all({"loss": 1.0, "lr": 1.0}, 0)
     for step in range(1, 300):
         unit.write(0, {"loss": 1.0}, step)

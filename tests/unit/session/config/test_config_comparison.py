@@ -72,28 +72,31 @@ def test_a_config_that_the_script_changes_later_is_compared_as_it_was_given(
     assert not [warning for warning in recwarn if "different configs" in str(warning.message)]
 
 
+VALUES: dict[str, tuple[object, object]] = {
+    "number": (0.1, 0.1),
+    "function": (lambda: 0, lambda: 0),
+    "object": (Nameless(), Nameless()),
+    "object with an address": (threading.Lock, threading.Lock),
+    "set": ({"x", "y", "z"}, {"z", "y", "x"}),
+    "order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "tuple": ((1, 2), [1, 2]),
+    "no number": (float("nan"), float("nan")),
+    "long": ("x" * 1000, "x" * 1000),
+    "enum": (Colour.RED, Colour.RED),
+    "numpy": (np.float32(0.5), 0.5),
+    "tensor": (torch.tensor(2), 2),
+    "hf_token": ("a", "b"),
+    "net": ([{"api_key": 0}], [{"api_key": 1}]),  # secrets
+    "LOCAL_RANK": (0, 1),
+    "ddp": ({"rank": 0, "world": 2}, {"rank": 1, "world": 2}),
+    "all": ([{"gpu": 0}], [{"gpu": 1}]),
+}
 EQUAL: dict[str, tuple[object, object]] = {
-    "numbers": ({"lr": 0.1}, {"lr": 0.1}),
+    "values": ({name: pair[0] for name, pair in VALUES.items()}, {name: pair[1] for name, pair in VALUES.items()}),
     "only rank 0 has one": ({"lr": 0.1}, None),
     "only rank 1 has one": (None, {"lr": 0.1}),
     "other names": ({"a": 1}, {"b": 1}),
-    "functions": ({"fn": lambda: 0}, {"fn": lambda: 0}),
-    "objects": ({"o": Nameless()}, {"o": Nameless()}),
-    "objects with an address": ({"o": threading.Lock}, {"o": threading.Lock}),
-    "sets": ({"s": {"x", "y", "z"}}, {"s": {"z", "y", "x"}}),
-    "order": ({"d": {"a": 1, "b": 2}}, {"d": {"b": 2, "a": 1}}),
-    "tuples": ({"t": (1, 2)}, {"t": [1, 2]}),
-    "no numbers": ({"nan": float("nan")}, {"nan": float("nan")}),
     "other kinds": (Namespace(lr=0.1), {"lr": 0.1}),
-    "long": ({"long": "x" * 1000}, {"long": "x" * 1000}),
-    "enums": ({"e": Colour.RED}, {"e": Colour.RED}),
-    "numpy": ({"n": np.float32(0.5)}, {"n": 0.5}),
-    "tensors": ({"n": torch.tensor(2)}, {"n": 2}),
-    "secrets": ({"hf_token": "a", "net": [{"api_key": 0}]}, {"hf_token": "b", "net": [{"api_key": 1}]}),
-    "ranks": (
-        {"LOCAL_RANK": 0, "ddp": {"rank": 0, "world": 2}, "all": [{"gpu": 0}]},
-        {"LOCAL_RANK": 1, "ddp": {"rank": 1, "world": 2}, "all": [{"gpu": 1}]},
-    ),
 }
 
 
