@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from ending import child
 from fakes import FakeWandb
 from limits import Limit
 
@@ -88,17 +89,6 @@ def test_an_uncaught_exception_determines_the_exit_code(codes: Codes, monkeypatc
     monkeypatch.setattr(sys, "last_value", KeyboardInterrupt())
     _AT_EXIT[0]()
     assert codes == [(3, False), (255, True)]
-
-
-def child(error: BaseException, file: Path) -> None:
-    """End with an error; write the exit code that a run would get, and whether wandb's hook came before."""
-
-    def end(code: int, _: bool) -> None:
-        file.write_text(f"{code} {file.exists()}")
-
-    atexit.register(file.touch)
-    ProcessEnd(end, lambda: None).register()
-    raise error
 
 
 @pytest.mark.parametrize("error", [RuntimeError(), SystemExit(3), SystemExit(0)], ids=["raises", "3", "0"])
