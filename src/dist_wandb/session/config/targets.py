@@ -224,7 +224,7 @@ class ConfigView(Mapping[str, Any]):
         return self._source.read(name)[name]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copy, pickle and so on check for such names
+        if name.startswith("__"):  # copy, pickle and so on check for such names
             raise AttributeError(name)
         try:
             return self[name]
