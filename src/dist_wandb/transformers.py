@@ -32,7 +32,7 @@ from dist_wandb.job.launch import job_setting
 from dist_wandb.job.model import Topology
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.notices import Notices
-from dist_wandb.runs import run_metadata
+from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.runs.requested import WandbArguments, check_init_arguments
 from dist_wandb.session.api import join_init
 from dist_wandb.session.opener import open_session
@@ -185,7 +185,9 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin a training, or another trial of a hyperparameter search in a run of its own."""
         if state.is_hyper_param_search:
-            if self._session is not None:
+            if not sweeps.is_trial():
+                dist_wandb.finish()  # also a run of the script's, as the stock callback does
+            elif self._session is not None:
                 self._session.finish()
             self._session, self._initialized = None, False
             args.run_name = None

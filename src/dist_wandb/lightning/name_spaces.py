@@ -235,6 +235,14 @@ def log_hyperparams(logger: DistWandbLogger, session: Session | None, params: di
         write({name: value for name, value in values.items() if name not in known})
 
 
+def placed(row: Mapping[str, Any], step: Any, axis: str | None) -> tuple[Mapping[str, Any], int | None]:
+    """Return a row and its step; a step that is no count is only a value of the row, as all are in the stock logger."""
+    x = float(step)
+    if x >= 0 and x.is_integer():
+        return row, int(x)
+    return row if axis is None else {**row, axis: x}, None
+
+
 def prefixed(logger: DistWandbLogger, row: Mapping[str, _Item]) -> Mapping[str, _Item]:
     if not logger._prefix:  # noqa: SLF001  # an attribute of the stock logger
         return row

@@ -75,6 +75,8 @@ class SessionHolder:
         self._arguments = arguments  # of `wandb.init`, as the stock logger has them
         self._is_offline = is_offline
         self._requested_id: str | None = arguments.get("id")
+        # name of the x axis; with tensorboard, its own are used
+        self.axis: str | None = None if arguments.get("sync_tensorboard") else _STEP_METRIC
         self.number: int  # index of the logger in the script
         self.base_id: str  # of all runs, as far as it is known here
         self.number, self.base_id = launching.script_ids.next_id(self._requested_id or make_id())
@@ -167,13 +169,12 @@ class SessionHolder:
             proposed_id = next(base_ids, None) or str(available.id)
         if self._is_offline and run is None:
             requested.set_offline()
-        uses_tensorboard = bool(self._arguments.get("sync_tensorboard"))
         session = self.session = open_session(
             self.options,
             self._init_arguments(topology),
             integration=INTEGRATION,
             topology=topology,
-            step_metric=None if uses_tensorboard else _STEP_METRIC,
+            step_metric=self.axis,
             number=self.number,
             proposed_id=proposed_id,
             adopt=lambda plan: self._adopt(available, plan),
@@ -185,7 +186,7 @@ class SessionHolder:
         )
         if provisional is not None:
             provisional.release()
-        if session.owns_run and uses_tensorboard and provisional is None:
+        if session.owns_run and self.axis is None and provisional is None:
             writer.define_tensorboard_steps(session.run)
         self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
         if topology.world_size == 1:

@@ -138,7 +138,7 @@ class _Newest:
         self, row: Mapping[str, Any], x: int | None, serial: int, joined: Mapping[str, int], *, is_open: bool
     ) -> dict[str, Any]:
         """Add a row that was written; return the newest values of what rows that have ended now have replaced."""
-        values = row if x is None or self._axis is None else {**row, self._axis: x}
+        values = row if x is None or self._axis is None else {self._axis: x, **row}
         older, before, last = dict[str, None](), self._older, min(joined.values(), default=serial)
         for name, value in values.items():
             if name in self._values and self._values[name][0] > joined.get(name, last):

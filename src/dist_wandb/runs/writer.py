@@ -127,7 +127,8 @@ class RunWriter:
         try:
             if self._open is not None and self._open.is_elsewhere(x, is_left_open=commit is False):
                 self._end(self._open)
-            axis = {} if self.step_metric is None or step is None else {self.step_metric: step}
+            is_given = step is None or self.step_metric in metrics
+            axis = {} if self.step_metric is None or is_given else {self.step_metric: step}
             values = {**with_taken(metrics), **axis}
             if commit is False:
                 self._open = row = self._open or _OpenRow(x)

@@ -127,6 +127,9 @@ def use_everything(logger: WandbLogger) -> None:
     logger.log_video("video", ["a.mp4"], step=6, fps=[4])
     logger.watch(MODEL, log="all", log_freq=7, log_graph=False)
     logger.log_metrics({}, step=0)
+    odd: Any = (np.int64(7), 8.0, 8.5, np.float32(0.5), -1)
+    for step in odd:
+        logger.log_metrics({"loss": 0.3}, step=step)
     logger.save()
     logger.finalize("success")
 

@@ -64,6 +64,8 @@ def test_calls_at_one_step_are_one_row_until_another_step_or_a_commit() -> None:
         {"a": 1, "b": 2, "global_step": 2},
         {"c": 3, "global_step": 2},
     ]
+    named = {"a": 1, "global_step": 2.5}
+    assert without_time(rows_of((named, 7, None))) == [named], "as in wandb, what the script logs under the axis' name"
 
 
 def test_a_call_without_a_step_adds_to_the_open_row() -> None:

@@ -176,6 +176,7 @@ def test_a_callback_of_two_trainers_writes_the_config_of_each(whole_run: FakeWan
 
 
 def test_each_trial_of_a_search_is_a_run(whole_run: FakeWandb, tmp_path: Path) -> None:
+    dist_wandb.init(name="script")  # ends when the search begins, as with wandb
     callback = DistWandbCallback()
     trainer = trainer_with(callback, out=tmp_path)
     for trial in range(2):
@@ -184,10 +185,10 @@ def test_each_trial_of_a_search_is_a_run(whole_run: FakeWandb, tmp_path: Path) -
         callback.on_log(trainer.args, trainer.state, trainer.control, logs={"loss": float(trial)})
     assert callback.session is not None
     callback.session.finish()
-    assert [arguments["name"] for arguments in whole_run.arguments] == ["trial-0", "trial-1"]
-    assert whole_run.arguments[0]["group"] == str(tmp_path)
+    assert [arguments["name"] for arguments in whole_run.arguments] == ["script", "trial-0", "trial-1"]
+    assert whole_run.arguments[1]["group"] == str(tmp_path)
     assert [row["train/loss"] for run in whole_run.runs for row in run.rows if "train/loss" in row] == [0.0, 1.0]
-    assert [run.exit_codes for run in whole_run.runs] == [[None], [None]]
+    assert [run.exit_codes for run in whole_run.runs] == [[None]] * 3
 
 
 def test_a_search_by_wandb_is_not_mistaken_for_a_second_callback(
