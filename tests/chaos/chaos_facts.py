@@ -62,7 +62,7 @@ class Facts:
             if entry["event"] == "opened":
                 opened[entry["rank"]].append(entry["session"])
         texts = [entry["text"] for entry in entries if entry["event"] == "warning"]
-        lost = [re.findall(r"what rank (\d+) logged .* may be lost", text) for text in texts]
+        lost = [re.findall(r"rank (\d+) (?:logged .* may be lost|stalled.* meanwhile is lost)", text) for text in texts]
         gone = [
             re.findall(
                 r"(?i)ranks? ([\d, ]+) (?:after (?:step|row|the start)|(?:opened a session, but )?did not|"

@@ -237,7 +237,10 @@ def log_hyperparams(logger: DistWandbLogger, session: Session | None, params: di
 
 def placed(row: Mapping[str, Any], step: Any, axis: str | None) -> tuple[Mapping[str, Any], int | None]:
     """Return a row and its step; a step that is no count is only a value of the row, as all are in the stock logger."""
-    x = float(step)
+    try:
+        x = float(step)
+    except (TypeError, ValueError):  # the session refuses it
+        return row, step
     if x >= 0 and x.is_integer():
         return row, int(x)
     return row if axis is None else {**row, axis: x}, None
