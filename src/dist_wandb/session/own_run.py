@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.rows import Rows, UserAxes
 from dist_wandb.job.job_store import SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
@@ -70,7 +70,7 @@ class OwnRun:
         attached: AnyRun,  # the unit's run, if this rank only records the hardware of its node in it
     ) -> None:
         self.is_owned = is_owned
-        self.user_axes: tuple[str, ...] = ()  # names that the user has made x axes of other metrics
+        self.user_axes: UserAxes = UserAxes()
         self.summary: SummaryWrites = SummaryWrites(step_metric)
         self._link = link
         self._opening = opening
@@ -123,7 +123,7 @@ class OwnRun:
             options.reductions,
             check_per_rank(options.per_rank),
             check_patterns("spread", options.spread),
-            lambda: self.user_axes,
+            self.user_axes,
             self.summary.keep,
             self.summary.act,
             counts=self.has_our_axis,
@@ -182,8 +182,8 @@ class OwnRun:
         metric = self._defined(run, has_rows, define_metric, name, *args, **kwargs)  # first: wandb may refuse it
         axis = kwargs.get("step_metric", args[0] if args else None)
         axis = getattr(axis, "name", axis)  # wandb also accepts what define_metric returned
-        if isinstance(axis, str) and axis != self.step_metric and axis not in self.user_axes:
-            self.user_axes = (*self.user_axes, axis)  # another thread reads it
+        axis = axis if isinstance(axis, str) and axis != self.step_metric else None
+        self.user_axes.define(str(name), axis, is_added=kwargs.get("step_sync") is not False)
         self.summary.logged.note_definition(name, kwargs.get("summary"))
         return metric
 
