@@ -20,7 +20,7 @@ from torch.distributed import HashStore, Store
 from dist_wandb.exchange import collective, interface
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Demand, Exchange, Hooks
-from dist_wandb.exchange.rows import Contribution, Rows, UserAxes
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import HostCopy, Later
@@ -31,7 +31,7 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit, plan_run
-from dist_wandb.settings.reduction import DEGRADED, check_reduce
+from dist_wandb.settings.reduction import DEGRADED, UserAxes, check_reduce
 
 Row = dict[str, Any]
 SOON = 20.0  # seconds, on a busy machine; waiting for other ranks takes longer

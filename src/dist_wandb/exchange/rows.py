@@ -31,6 +31,7 @@ from dist_wandb.settings.reduction import (
     WITHOUT_NANS,
     PerRankNames,
     Reduction,
+    UserAxes,
     matches_any,
     reduction_of,
 )
@@ -122,27 +123,6 @@ class Reductions:
         return self.known[name]
 
 
-class UserAxes:
-    """The x axes of the user, as `define_metric` has set them."""
-
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
-        self._of: dict[str, str | None] = {}  # the one that W&B adds to rows, by name or pattern of a metric in them
-
-    def define(self, metric: str, axis: str | None, *, is_added: bool) -> None:
-        if axis is not None and axis not in self.names:
-            self.names = (*self.names, axis)  # another thread reads it
-        if axis is not None or metric not in self._of:
-            self._of = {**self._of, metric: axis if is_added else None}
-
-    def of(self, metric: str) -> str | None:
-        """Return the axis that W&B adds to rows with a metric: its own, else that of the longest pattern."""
-        if metric in self._of:
-            return self._of[metric]
-        matching = [one for one in self._of if one[-1:] == "*" and metric.startswith(one[:-1])]
-        return self._of[max(matching, key=len)] if matching else None
-
-
 class _Axes:
     """The x axes in the calls of a rank: those of the open row so far, and those that a row lacks.
 
@@ -169,9 +149,12 @@ class _Axes:
         self.place, self.of_row = (None, {}) if is_end else (place, axes)
         return axes
 
-    def lacked(self, axes: Mapping[str, Any], metrics: Mapping[str, Any], *, is_open: bool = False) -> dict[str, Any]:
+    def lacked(
+        self, axes: Mapping[str, Any], metrics: Mapping[str, Any], follows: int = 0, *, is_open: bool = False
+    ) -> dict[str, Any]:
         """Return the x axes that a row lacks which these metrics end, with the last values in calls of this rank."""
-        self._last.update((axis, value) for axis, value in axes.items() if is_number(value))
+        since = self._rows.user_axes.since
+        self._last.update((axis, one) for axis, one in axes.items() if is_number(one) and follows >= since.get(axis, 0))
         self._needed.update(map(self._rows.user_axes.of, metrics))
         if is_open:
             return {}
@@ -231,7 +214,9 @@ class Posting:
         self._is_open = not (step is None if commit is None else commit)
         is_partial = commit is False or not axes.keys() >= {*own_axes}
         rounds.outbox.may_grow = self._is_open and is_partial
-        lacked = self._axes.lacked(axes, contribution.metrics, is_open=self._is_open) if own_axes else {}
+        lacked: dict[str, Any] = {}
+        if own_axes:
+            lacked = self._axes.lacked(axes, contribution.metrics, contribution.follows, is_open=self._is_open)
         if (lanes := self._lanes(contribution, lacked)) is not None:
             names = tuple(contribution.metrics)
             if not (continues and _join(rounds.outbox, names, lanes, step, x, own)):

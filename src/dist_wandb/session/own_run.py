@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.rows import Rows, UserAxes
+from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
@@ -40,7 +40,7 @@ from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.job_description import ask
 from dist_wandb.session.notices import print_line
-from dist_wandb.settings.reduction import check_patterns, check_per_rank
+from dist_wandb.settings.reduction import UserAxes, check_patterns, check_per_rank
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -183,7 +183,7 @@ class OwnRun:
         axis = kwargs.get("step_metric", args[0] if args else None)
         axis = getattr(axis, "name", axis)  # wandb also accepts what define_metric returned
         axis = axis if isinstance(axis, str) and axis != self.step_metric else None
-        self.user_axes.define(str(name), axis, is_added=kwargs.get("step_sync") is not False)
+        self.user_axes.define(str(name), axis, self.summary.count, is_added=kwargs.get("step_sync") is not False)
         self.summary.logged.note_definition(name, kwargs.get("summary"))
         return metric
 

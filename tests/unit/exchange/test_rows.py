@@ -23,14 +23,22 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.rows import Contribution, Rows, UserAxes
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunMode, plan_run
-from dist_wandb.settings.reduction import DEGRADED, EQUAL_BY_NATURE, PerRank, Reduce, check_per_rank, check_reduce
+from dist_wandb.settings.reduction import (
+    DEGRADED,
+    EQUAL_BY_NATURE,
+    PerRank,
+    Reduce,
+    UserAxes,
+    check_per_rank,
+    check_reduce,
+)
 
 
 class Reduction:
