@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -31,6 +31,7 @@ from dist_wandb.settings.reduction import (
     WITHOUT_NANS,
     PerRankNames,
     Reduction,
+    UserAxes,
     matches_any,
     reduction_of,
 )
@@ -122,6 +123,55 @@ class Reductions:
         return self.known[name]
 
 
+class _Axes:
+    """The x axes in the calls of a rank: those of the open row so far, and those that a row lacks.
+
+    W&B adds the values that were written last: those of later calls, if their rows were written before.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.place: tuple[int | None, int] | None = None  # step and position of the open row
+        self.of_row: dict[str, Any] = {}  # its x axes so far
+        self.has_values = False  # whether it has values under this rank's label
+        self._rows = rows
+        self._needed: set[str | None] = set()  # the axes of its metrics
+        self._last: dict[str, Any] = {}  # by name of the axis
+
+    def take(self, contribution: Contribution) -> dict[str, Any]:
+        """Return the x axes of the row that a call continues, so far: else W&B fills in the last ones."""
+        place, metrics = (contribution.step, contribution.x), contribution.metrics
+        if place != self.place:
+            self.of_row, self.has_values = {}, False
+        axes, names = self.of_row, [*filter(None, (*self._rows.user_axes.names, self._rows.writer.step_metric))]
+        if not metrics.keys().isdisjoint(names):
+            axes = {**axes, **known({name: metrics[name] for name in names if name in metrics})}
+        is_end = contribution.step is None if contribution.commit is None else contribution.commit
+        self.place, self.of_row = (None, {}) if is_end else (place, axes)
+        return axes
+
+    def lacked(
+        self, axes: Mapping[str, Any], metrics: Mapping[str, Any], follows: int = 0, *, is_open: bool = False
+    ) -> dict[str, Any]:
+        """Return the x axes that a row lacks which these metrics end, with the last values in calls of this rank."""
+        since = self._rows.user_axes.since
+        self._last.update((axis, one) for axis, one in axes.items() if is_number(one) and follows >= since.get(axis, 0))
+        self._needed.update(map(self._rows.user_axes.of, metrics))
+        if is_open:
+            return {}
+        needed, self._needed = self._needed & self._last.keys() - axes.keys(), set()
+        return {axis: self._last[axis] for axis in self._rows.axes() if axis in needed} if needed else {}
+
+    def end(self, outbox: Outbox) -> None:
+        """Add what the open row lacks, if its last call still waits."""
+        lacked, last = self.lacked(self.of_row, {}), outbox.waiting[-1] if outbox.waiting else None
+        if not lacked or last is None or (last.step, last.x) != self.place:
+            return
+        if last.names:
+            outbox.extend((*lacked,), lanes_of([*map(number_of, lacked.values())]), last.own)
+        elif last.own is not None:
+            outbox.extend((), last.lanes, last.own._replace(values={**last.own.values, **lacked}))
+
+
 class Posting:
     """Turns contributions into calls; writes this rank's own values, or keeps them."""
 
@@ -132,9 +182,7 @@ class Posting:
         self._per_rank = per_rank
         self._is_first = is_first  # in the unit
         self._is_open = False  # whether the last call has left its row open
-        self._place: tuple[int | None, int] | None = None  # step and position of that row
-        self._axes: dict[str, Any] = {}  # its x axes so far
-        self._has_values = False  # whether it has values under this rank's label
+        self._axes = _Axes(rows)
 
     def write_own(self, contribution: Contribution) -> None:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
@@ -145,7 +193,7 @@ class Posting:
         row = metrics
         if self._writer.label is not None:
             labelled = self._labelled(metrics)
-            axes = self._axes_of(contribution, self._rows.own_axes())
+            axes = self._axes.take(contribution)
             row = {**metrics, **labelled} if self._writes else self._under_label(labelled, axes)
         self._rows.act(contribution.follows)
         if row or not metrics:
@@ -159,18 +207,23 @@ class Posting:
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
         own = Own({}, commit, contribution.follows) if self._writes else None
-        own_axes = self._rows.own_axes()
-        continues, axes = self._is_open and contribution.in_order, self._axes_of(contribution, own_axes)
+        own_axes = self._rows.user_axes.names
+        if own_axes and (step, x) != self._axes.place:
+            self._axes.end(rounds.outbox)
+        continues, axes = self._is_open and contribution.in_order, self._axes.take(contribution)
         self._is_open = not (step is None if commit is None else commit)
         is_partial = commit is False or not axes.keys() >= {*own_axes}
         rounds.outbox.may_grow = self._is_open and is_partial
-        if (lanes := self._lanes(contribution)) is not None:
+        lacked: dict[str, Any] = {}
+        if own_axes:
+            lacked = self._axes.lacked(axes, contribution.metrics, contribution.follows, is_open=self._is_open)
+        if (lanes := self._lanes(contribution, lacked)) is not None:
             names = tuple(contribution.metrics)
             if not (continues and _join(rounds.outbox, names, lanes, step, x, own)):
                 rounds.outbox.post(names, lanes, step, x, now, own)
             return
         values = known(contribution.metrics)
-        unit, others, mine = self._sorted(values, self._weights(contribution.weight, values), rounds)
+        unit, others, mine = self._sorted(values, lacked, self._weights(contribution.weight, values), rounds)
         if self._writes:
             own = Own(mine, commit, contribution.follows, self._exact(values))
         if unit or others or own:
@@ -180,40 +233,32 @@ class Posting:
             for key in call.cells() if others else ():
                 if key.name in others:
                     self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
-        if self._writer.label is not None and not self._writes and (row := self._under_label(mine, axes)):
+        if self._writer.label is not None and not self._writes and (row := self._under_label(mine, {**axes, **lacked})):
             awaits_axis = self._is_open and not row.keys() >= {*own_axes}
             self._rows.act(contribution.follows)
             self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not awaits_axis)
             self._rows.keep_summary(row, contribution.follows, self._rows.x(x), is_open=awaits_axis)
 
-    def _lanes(self, contribution: Contribution) -> Lanes | None:
+    def _lanes(self, contribution: Contribution, lacked: Mapping[str, Any]) -> Lanes | None:
         """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""
         metrics, weight = contribution.metrics, contribution.weight
         if set(map(type, metrics.values())) != _FLOATS or not (weight is None or type(weight) in (int, float)):
             return None
-        if self._writer.label is not None or "first" in self._rows.reductions.of_all((*metrics,)):
+        if lacked or self._writer.label is not None or "first" in self._rows.reductions.of_all((*metrics,)):
             return None
         return lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))
 
-    def _axes_of(self, contribution: Contribution, own_axes: Collection[str]) -> dict[str, Any]:
-        """Return the x axes of the row that a call continues, so far: else W&B fills in the last ones."""
-        place, metrics = (contribution.step, contribution.x), contribution.metrics
-        if place != self._place:
-            self._axes, self._has_values = {}, False
-        axes, names = self._axes, [*filter(None, (*own_axes, self._writer.step_metric))]
-        if not metrics.keys().isdisjoint(names):
-            axes = {**axes, **known({name: metrics[name] for name in names if name in metrics})}
-        is_end = contribution.step is None if contribution.commit is None else contribution.commit
-        self._place, self._axes = (None, {}) if is_end else (place, axes)
-        return axes
+    def end_row(self, outbox: Outbox) -> None:
+        self._is_open = False
+        self._axes.end(outbox)
 
     def _under_label(self, labelled: Mapping[str, Any], axes: Mapping[str, Any]) -> dict[str, Any]:
         """Return values with the x axes of their row, or these alone if it has such values already."""
-        self._has_values = self._has_values or bool(labelled)
-        return {**axes, **labelled} if self._has_values else {}
+        self._axes.has_values = self._axes.has_values or bool(labelled)
+        return {**axes, **labelled} if self._axes.has_values else {}
 
     def _sorted(
-        self, values: Mapping[str, Any], weights: Any, rounds: Rounds
+        self, values: Mapping[str, Any], lacked: Mapping[str, Any], weights: Any, rounds: Rounds
     ) -> tuple[dict[str, Number], dict[str, Any], dict[str, Any]]:
         """Split values into numbers to reduce, attachments to combine, and own values, with those under a label."""
         unit: dict[str, Number] = {}
@@ -232,6 +277,10 @@ class Posting:
                 others[self._rows.attachments.of(value).series(name, value, rounds.table.names)] = value
             elif self._writes:
                 mine[name] = value
+        if unit or others:
+            unit.update((axis, number_of(value)) for axis, value in lacked.items())
+        elif mine:
+            mine.update(lacked)
         return unit, others, {**mine, **self._labelled(values)}
 
     def _exact(self, values: Mapping[str, Any]) -> dict[str, int]:
@@ -248,7 +297,7 @@ class Posting:
         label, names, axis = self._writer.label, self._per_rank, self._writer.step_metric
         if label is None or not names.patterns:
             return {}
-        labelled, axes = {}, {axis, *self._rows.own_axes()}
+        labelled, axes = {}, {axis, *self._rows.user_axes.names}
         for name, value in values.items():
             self._rows.reductions.of(name)  # it is a logged name, also if it is not reduced
             if name in axes or value is None or isinstance(value, ATTACHED):
@@ -294,7 +343,7 @@ class Rows:
         reduce: Mapping[str, Reduction] | None,  # by name pattern; the first match applies
         per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # immutable; what ranks also write under their label
         spread: Sequence[str] = (),  # patterns of names whose spread over ranks is wanted
-        own_axes: Callable[[], Collection[str]] = tuple,  # the names that are x axes of the user in this rank's run
+        user_axes: UserAxes | None = None,  # in this rank's run
         # `runs.summary.SummaryWrites`: after each row, keeps what the user has written there since; before each row,
         # does what the user did with the run before its call
         keep_summary: Callable[..., None] = lambda *_, **__: None,
@@ -307,7 +356,7 @@ class Rows:
     ) -> None:
         self.writer = writer
         self.rank = rank
-        self.own_axes = own_axes
+        self.user_axes: UserAxes = user_axes or UserAxes()
         self.keep_summary = keep_summary
         self.act = act
         self.first: int | None = first if counts else None
@@ -327,7 +376,7 @@ class Rows:
 
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
-        return [name for name in self.own_axes() if not reduction_of(name, self.reductions.chosen)[0]]
+        return [name for name in self.user_axes.names if not reduction_of(name, self.reductions.chosen)[0]]
 
     def x(self, x: int) -> int | None:
         """Return the position of a row on the x axis of this rank's run; `x` as in `protocol.calls.Call`."""

@@ -306,9 +306,11 @@ class Turns:
         rounds.intent = Intent.OPEN
         if inbox.is_empty:
             if lifecycle.is_closing and not awaits_primary():  # close may have been called meanwhile
-                rounds.intent = Intent.PAUSING if lifecycle.has_failed else Intent.CLOSING
+                rounds.intent = Intent.FAILING if lifecycle.has_failed else Intent.CLOSING
             elif inbox.flushes:
                 rounds.intent = Intent.PAUSING
+            if rounds.intent is not Intent.OPEN:
+                self._context.rows.posting.end_row(rounds.outbox)
         if self.backlog > self._context.limits.max_pending_rows:
             self._context.warn(
                 "outbox",

@@ -18,7 +18,7 @@ from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs.run_metadata import METADATA
-from dist_wandb.runs.wandb_media import shown_values
+from dist_wandb.runs.wandb_media import as_written, shown_values
 
 if TYPE_CHECKING:
     import wandb
@@ -360,7 +360,7 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         return _SummaryPart(value, partial(self.__setitem__, key)) if type(value) is dict else value
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._own()[key] = value
+        self._own()[key] = as_written(value)
         self.__dict__.get("_note", lambda *_: None)(key, value)
 
     def __delitem__(self, key: Any) -> None:

@@ -22,6 +22,7 @@ from dist_wandb.payloads.devices import PLAIN, Later, as_tensor
 from dist_wandb.payloads.gathers import Gathered, MergedImages, MergedTable
 from dist_wandb.payloads.metrics import is_metric
 from dist_wandb.payloads.scalars import DEEPEST
+from dist_wandb.settings.config_values import decoded, encoded
 
 _MERGED = frozenset({MergedTable, MergedImages})
 _MEDIA = frozenset({"wandb", "matplotlib", "plotly"})  # packages whose objects have no useful repr
@@ -125,6 +126,12 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
         elif hasattr(value, "tolist") and math.prod(value.shape) <= _LARGEST_LIST:
             shown[name] = value.tolist()
     return shown
+
+
+def as_written(value: Any) -> Any:
+    """Return a copy of a value that a script has written into the summary, as W&B has it: a list for a tensor, say."""
+    is_kept = is_media(value) or math.prod(getattr(value, "shape", ())) > _LARGEST_LIST
+    return value if is_kept else decoded(encoded(value))
 
 
 def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:

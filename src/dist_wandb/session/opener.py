@@ -250,6 +250,8 @@ class Opener:
     def compare(self) -> None:
         store = self._store
         config, run = run_metadata.chosen_config(self._arguments), requested.naming(self._arguments)
+        is_disabled = requested.mode_if_given(self._arguments) == "disabled"  # as a guard: only others log
+        run["mode"] = "disabled" if is_disabled else "online or offline"
         self._config_sync = ConfigSync(self._options, self._topology, config, run)
         self._config_sync.reach_by(lambda: store)
         self._config_sync.compare()

@@ -40,7 +40,7 @@ from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.job_description import ask
 from dist_wandb.session.notices import print_line
-from dist_wandb.settings.reduction import check_patterns, check_per_rank
+from dist_wandb.settings.reduction import UserAxes, check_patterns, check_per_rank
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -70,7 +70,7 @@ class OwnRun:
         attached: AnyRun,  # the unit's run, if this rank only records the hardware of its node in it
     ) -> None:
         self.is_owned = is_owned
-        self.user_axes: tuple[str, ...] = ()  # names that the user has made x axes of other metrics
+        self.user_axes: UserAxes = UserAxes()
         self.summary: SummaryWrites = SummaryWrites(step_metric)
         self._link = link
         self._opening = opening
@@ -123,7 +123,7 @@ class OwnRun:
             options.reductions,
             check_per_rank(options.per_rank),
             check_patterns("spread", options.spread),
-            lambda: self.user_axes,
+            self.user_axes,
             self.summary.keep,
             self.summary.act,
             counts=self.has_our_axis,
@@ -182,8 +182,8 @@ class OwnRun:
         metric = self._defined(run, has_rows, define_metric, name, *args, **kwargs)  # first: wandb may refuse it
         axis = kwargs.get("step_metric", args[0] if args else None)
         axis = getattr(axis, "name", axis)  # wandb also accepts what define_metric returned
-        if isinstance(axis, str) and axis != self.step_metric and axis not in self.user_axes:
-            self.user_axes = (*self.user_axes, axis)  # another thread reads it
+        axis = axis if isinstance(axis, str) and axis != self.step_metric else None
+        self.user_axes.define(str(name), axis, self.summary.count, is_added=kwargs.get("step_sync") is not False)
         self.summary.logged.note_definition(name, kwargs.get("summary"))
         return metric
 

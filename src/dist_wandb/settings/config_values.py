@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import date
@@ -218,7 +218,7 @@ def _of_omegaconf(value: Any) -> Any:
 def encoded(value: Any, depth: int = 0) -> Any:
     """Return a value in a form for JSON that `decoded` turns into the value shown by W&B on the rank with the run.
 
-    Values that JSON cannot hold become their repr. ``encoded({1: (2, 3), "of": int})`` is
+    Values that JSON cannot hold become their text. ``encoded({1: (2, 3), "of": int})`` is
     ``{"__dist_wandb_pairs__": [[1, [2, 3]], ["of", "<class 'int'>"]]}``.
     """
     kind = type(value)
@@ -252,10 +252,13 @@ def _encoded_object(value: Any) -> Any:
         return os.fspath(value)
     if isinstance(value, date):
         return value.isoformat()
+    if hasattr(value, "detach"):  # a tensor
+        with suppress(Exception):  # as of bfloat16, which numpy does not know
+            value = value.detach().cpu().numpy()
     if type(value).__name__ == "ndarray" and 0 < value.size <= _LONGEST_ARRAY:
         return encoded(value.tolist()) if value.size > 1 else str(value.item())
     is_named = callable(value) and hasattr(value, "__qualname__") and hasattr(value, "__module__")
-    return f"{value.__module__}.{value.__qualname__}" if is_named else shown(value)
+    return f"{value.__module__}.{value.__qualname__}" if is_named else shown(value, str)
 
 
 def decoded(value: Any) -> Any:
@@ -267,10 +270,10 @@ def decoded(value: Any) -> Any:
     return {name: decoded(item) for name, item in pairs}
 
 
-def shown(value: object) -> str:
-    """Return the repr of a value, or a placeholder if it raises, without secrets and without memory addresses."""
+def shown(value: object, text: Callable[[object], str] = repr) -> str:
+    """Return the text of a value, or a placeholder if it raises, without secrets and without memory addresses."""
     try:
-        return _MEMORY_ADDRESS.sub("", repr(redacted(value)))
+        return _MEMORY_ADDRESS.sub("", text(redacted(value)))
     except Exception:  # noqa: BLE001  # no error of a repr may affect the training
         return f"<{type(value).__name__} without a repr>"
 

@@ -136,3 +136,26 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
 def reduction_of(name: str, reduce: Mapping[str, Reduction]) -> tuple[str, Reduction]:
     """Return the first pattern that a name matches, and its reduction; `("", "mean")` if it matches none."""
     return next(((pattern, reduce[pattern]) for pattern in reduce if fnmatchcase(name, pattern)), ("", "mean"))
+
+
+class UserAxes:
+    """The x axes of the user, as `define_metric` has set them."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.since: dict[str, int] = {}  # how much of what the script did, as `exchange.rows` counts it, preceded each
+        self._of: dict[str, str | None] = {}  # the one that W&B adds to rows, by name or pattern of a metric in them
+
+    def define(self, metric: str, axis: str | None, since: int = 0, *, is_added: bool) -> None:
+        if axis is not None and axis not in self.names:
+            self.since[axis] = since
+            self.names = (*self.names, axis)  # another thread reads it
+        if axis is not None or metric not in self._of:
+            self._of = {**self._of, metric: axis if is_added else None}
+
+    def of(self, metric: str) -> str | None:
+        """Return the axis that W&B adds to rows with a metric: its own, else that of the longest pattern."""
+        if metric in self._of:
+            return self._of[metric]
+        matching = [one for one in self._of if one[-1:] == "*" and metric.startswith(one[:-1])]
+        return self._of[max(matching, key=len)] if matching else None

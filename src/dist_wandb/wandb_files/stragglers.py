@@ -73,10 +73,14 @@ class Timing:
 
 
 def has_marked(timings: Mapping[str, Timing]) -> bool:
-    """Return whether a section is marked as one in which ranks wait: its time is not in the busy time."""
+    """Return whether a section is marked as one in which ranks wait: its time is not in the busy time.
+
+    Nested sections are measured twice; where there is nothing beside the busy time, that is all.
+    """
     step, busy = (timings.get(name, Timing()) for name in (STEP, BUSY))
     measured = sum(one.mean for name, one in timings.items() if name not in _NO_SECTIONS)
-    return busy.rows > 0 and measured > _MORE_THAN_BUSY * step.mean * busy.mean / busy.rows
+    seconds = step.mean * busy.mean / max(busy.rows, 1)
+    return busy.rows > 0 and measured > _MORE_THAN_BUSY * seconds and step.mean - seconds > _LEAST_OF_STEP * step.mean
 
 
 def findings(timings: Mapping[str, Timing], ranks: int) -> list[str]:

@@ -356,6 +356,20 @@ def test_calls_of_a_rank_that_pauses_or_closes_are_taken_at_once(intent: Intent)
     assert unit.exchange().closed is (intent is Intent.CLOSING)  # a round later, in which there are no rows
 
 
+def test_rows_without_a_rank_that_has_failed_and_ends_are_flagged() -> None:
+    unit = Unit(3)
+    unit.write_on_all({"loss": 1.0}, 0)
+    unit.log_on_all({"loss": 2.0}, 1)
+    unit.machines[0].intent = Intent.FAILING
+    for rank in (1, 2):
+        unit.log(rank, {"loss": 4.0}, 2)
+        unit.log(rank, {"only": 5.0}, 2)
+        unit.machines[rank].intent = Intent.CLOSING
+    unit.settle()
+    rows = [(step, values, flag) for step, values, flag, _ in shown(unit)]
+    assert rows == [(0, {"loss": 1.0}, 0), (1, {"loss": 2.0}, 0), (2, {"loss": 4.0}, 1), (2, {"only": 5.0}, 0)]
+
+
 def test_one_request_makes_all_ranks_regroup() -> None:
     unit = Unit(2)
     for machine in unit.machines:

@@ -30,7 +30,15 @@ from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunMode, plan_run
-from dist_wandb.settings.reduction import DEGRADED, EQUAL_BY_NATURE, PerRank, Reduce, check_per_rank, check_reduce
+from dist_wandb.settings.reduction import (
+    DEGRADED,
+    EQUAL_BY_NATURE,
+    PerRank,
+    Reduce,
+    UserAxes,
+    check_per_rank,
+    check_reduce,
+)
 
 
 class Reduction:
@@ -59,18 +67,23 @@ class Unit:
         spread: Sequence[str] = (),
         step_metric: str | None = "global_step",
         axes: Sequence[str] = (),
+        on_axis: Sequence[str] = (),
     ) -> None:
         self.runs = [RecordingRun() for _ in range(size)]
         self.protocol = row_units.Unit(size)
         self.rounds = self.protocol.machines
         self.ranks: list[Rows] = []
+        user_axes = UserAxes()
+        user_axes.names = tuple(axes)
+        for metric in on_axis:
+            user_axes.define(metric, axes[0], is_added=True)
         for rank, run in enumerate(self.runs):
             plan = plan_run(Topology(rank, rank, 0, size, size, 1), run_mode, "global", "base")
             opened: Any = run if plan.opens_run else NullRun()
             writer = RunWriter(opened, plan, step_metric)
             names, counts = check_per_rank(per_rank), step_metric == "global_step"
             arguments: dict[str, Any] = {"counts": counts, "rank": rank, "index": rank}
-            self.ranks.append(Rows(writer, check_reduce(reduce), names, spread, lambda: axes, **arguments))
+            self.ranks.append(Rows(writer, check_reduce(reduce), names, spread, user_axes, **arguments))
         self.calls = [0] * size
         self.last: list[int | None] = [None] * size
 
@@ -522,6 +535,34 @@ def test_what_one_rank_adds_to_an_open_row_stands_in_it(adds: int, step: int | N
         {"loss": 0.5, "lr": number / 4, **note, "acc": 1.0, "epoch": number * 10, "global_step": number * (step or 1)}
         for number in range(6)
     ]
+
+
+@pytest.mark.parametrize("step", [None, 2])
+@pytest.mark.parametrize(("rank", "added"), [(1, {"only": 1.0}), (0, {"note": "text"})])
+def test_a_row_without_an_axis_gets_the_last_value_in_the_calls_of_its_rank(
+    rank: int, added: dict[str, Any], step: int | None
+) -> None:
+    """W&B adds what was written last, and rows of later calls may be written before."""
+    unit = Unit(axes=["epoch"], on_axis=["a", "only", "note"])
+    unit.log_on_all([{"a": 1.0, "epoch": 3}] * 2, step)
+    unit.log(rank, added, step and step + 1)
+    unit.log_on_all([{"a": 2.0, "epoch": 4}] * 2, step and step + 2)
+    unit.log_on_all([{"free": 1.0}] * 2, step and step + 3)
+    rows = unit.close()
+    assert [row["epoch"] for row in rows if row.keys() & added.keys()] == [3]
+    assert [row["a"] for row in rows if row.get("epoch") == 4] == [2.0]
+    assert [row.keys() for row in rows if "free" in row] == [{"free", "global_step"}]
+
+
+def test_the_axis_of_a_metric_is_its_own_or_that_of_the_longest_pattern() -> None:
+    axes = UserAxes()
+    for metric, axis, is_added in (
+        *(("*", "epoch", True), ("train/*", "batch", True), ("train/x", None, True), ("a", "epoch", True)),
+        *(("a", None, True), ("b", "batch", False)),  # a definition of its summary alone; step_sync=False
+    ):
+        axes.define(metric, axis, is_added=is_added)
+    found = [axes.of(name) for name in ("train/loss", "train/x", "val", "a", "b")]
+    assert (found, axes.names) == (["batch", None, "epoch", "epoch", None], ("epoch", "batch"))
 
 
 def test_a_row_is_not_exchanged_before_the_script_has_ended_it() -> None:

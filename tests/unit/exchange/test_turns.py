@@ -61,7 +61,9 @@ class Rank:
         self.rounds = Rounds(0, 2)
         self.lifecycle = Lifecycle()
         writing = SimpleNamespace(end_row=lambda: None, due=0)
-        context: Any = SimpleNamespace(lifecycle=self.lifecycle, limits=LIMITS, rows=SimpleNamespace(writing=writing))
+        posting = SimpleNamespace(end_row=lambda _: None)
+        rows = SimpleNamespace(writing=writing, posting=posting)
+        context: Any = SimpleNamespace(lifecycle=self.lifecycle, limits=LIMITS, rows=rows)
         inbox: Any = self.inbox
         self.turns = Turns(context, self.rounds, inbox, Pacer(LIMITS, 100.0))
 

@@ -67,6 +67,23 @@ def test_lists_that_were_logged_are_read_back() -> None:
     assert dict(run.summary) == {"iou": [0.5, 1], "pair": [1, "a"], "array": [0, 1, 2], "tensor": [1.0, 1.0]}
 
 
+def test_written_values_read_as_wandb_stores_them_whatever_the_script_changes_later() -> None:
+    run: Any = NullRun()
+    values: dict[str, Any] = {
+        "list": [1],
+        "nested": {"best": 1},
+        "tensor": torch.ones(()),
+        "pair": (np.float32(0.5), torch.ones(2)),
+    }
+    run.summary.update(values)
+    values["list"].append(2)
+    values["nested"]["best"] = 2
+    values["tensor"].add_(1)
+    stored = {"list": [1], "nested": {"best": 1}, "tensor": 1.0, "pair": [0.5, [1.0, 1.0]]}
+    assert dict(run.summary) == stored
+    assert type(run.summary["tensor"]) is float
+
+
 def test_a_mapping_within_the_summary_of_a_null_run_is_used_as_wandbs() -> None:
     run: Any = NullRun()
     run.summary["best"] = {"epoch": 1, "at": {"step": 1}}

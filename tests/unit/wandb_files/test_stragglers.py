@@ -88,6 +88,13 @@ def test_without_a_marked_section_the_rows_say_who_is_slow_and_where_ranks_wait(
     assert findings(timings_of(ranks, None), ranks) == []
 
 
+def test_a_section_around_all_others_hides_no_slow_rank() -> None:
+    """It is measured in addition to them, which is no sign of a section that waits."""
+    timings = timings_of(3, 1)
+    said = findings({**timings, "time/epoch": timings["time/step"]}, 3)
+    assert said[0].partition(":")[0] == "rank 1 has the largest time/data in 80 of 80 rows"
+
+
 def test_a_marked_section_or_a_named_rank_makes_other_timings_silent() -> None:
     assert findings(timings_of(4, 1, marked=True), 4) == []
     named = {**timings_of(4, 1), RANK: Timing()}

@@ -197,6 +197,7 @@ class Intent(IntEnum):
     OPEN = 0  # it may contribute more
     PAUSING = 1  # it waits until everything posted so far is finished
     CLOSING = 2  # it contributes nothing more, for good
+    FAILING = 3  # as `PAUSING`, but it contributes nothing more: what it usually logs lacks it
 
 
 class Block(NamedTuple):

@@ -48,6 +48,7 @@ class Contributors:
     def __init__(self, size: int) -> None:
         self.members: Ranks = frozenset(range(size))  # those that take part
         self.closed: Ranks = NOBODY  # those that have said that they contribute nothing more
+        self.failed: Ranks = NOBODY  # those that have failed, and stay until their rows are written
         # Those that should take part, but do not: up to which round calls are taken that waited when they were lost.
         self.lost: dict[int, int] = {}
         self.silent: dict[int, int] = {}  # those that were given up and have given nothing since: since which round
@@ -89,11 +90,12 @@ class Contributors:
         return frozenset(rank for rank in ranks if self._latest.of(rank)[0] > serial)
 
     def lacking(self, name: str, ranks: Ranks, born: int) -> Ranks:
-        """Return the ranks that a cell lacks because they are lost, or were given up and have given nothing since."""
-        if not (self.lost or self.silent):
+        """Return the ranks that a cell lacks: they have failed, are lost, or were given up and gave nothing since."""
+        if not (self.lost or self.silent or self.failed):
             return NOBODY
         usual = self.usual.get(name)
-        away = [(rank, since) for rank, since in {**self.silent, **self.lost}.items() if rank not in ranks]
+        all_away = {**dict.fromkeys(self.failed, NEVER), **self.silent, **self.lost}
+        away = [(rank, since) for rank, since in all_away.items() if rank not in ranks]
         return frozenset(
             rank
             for rank, since in away

@@ -17,7 +17,7 @@ belongs together is taken together, and the table is empty in normal life.
 A rank's `Intent` is *open*, *pausing* or *closing*. It is pausing while a caller waits until everything posted so far
 is finished, and may become open again. It is closing, permanently, once nothing more will be posted. A round in which
 no rank is open or has anything left finishes all rows (`Outcome.paused`). If all ranks are closing, it is the last one
-(`Outcome.closed`).
+(`Outcome.closed`). A rank that has failed pauses until it leaves; rows that it usually has a part in lack it.
 
 Invariants
 ----------
@@ -220,6 +220,9 @@ class Rounds:
         if Intent.CLOSING in each.intent:
             closing = [ranks for ranks, offer in plan.offers.items() if offer.intent is Intent.CLOSING]
             table.leave(NOBODY.union(*closing) - waiting)
+        if Intent.FAILING in each.intent:
+            failing = [ranks for ranks, offer in plan.offers.items() if offer.intent is Intent.FAILING]
+            table.ranks.failed = NOBODY.union(*failing)
         finished = list(Conclusion(table, plan.touched, patience).rows()) if table.open else []
         table.memory.forget(table.names)
         told: dict[str, list[Key]] = {"gave up": [], "too late": []}

@@ -286,6 +286,21 @@ def test_a_secret_of_other_ranks_is_missing_with_an_explanation(job: Job) -> Non
     assert reads(second, {"lr": 0.2, "hf_token": "mine"})
 
 
+@pytest.mark.parametrize("disabled", [0, 1])
+def test_a_rank_whose_run_is_disabled_and_no_other_one_is_reported(
+    on_ranks: OnRanks, open_rank: Open, disabled: int
+) -> None:
+    """Nothing is written if it is rank 0's; if it is another one's, its numbers are in no mean."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        modes = {disabled: "disabled", 1 - disabled: "offline"}
+        for session in on_ranks(2, lambda rank: open_rank(TWO[rank], None, {"mode": modes[rank]})):
+            sync_of(session).refresh(at_once=True)
+    text = {disabled: "'disabled'", 1 - disabled: "'online or offline'"}
+    (message,) = [str(warning.message) for warning in caught]
+    assert f"'mode' is {text[1]} on rank 1, but {text[0]} on rank 0" in message
+
+
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 def test_ranks_that_are_asked_for_different_runs_warn_once_unless_each_has_one(
     on_ranks: OnRanks, open_rank: Open, mode: str

@@ -8,6 +8,7 @@ import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -124,6 +125,10 @@ WRITTEN = {
     "nested": {"out": Path("y"), "all": [Path("z"), torch.nn.ReLU]},
     "colour": Colour.RED,
     "dtype": torch.float32,
+    "device": torch.device("cpu"),
+    "weights": torch.tensor([0.5, 1.0], requires_grad=True),
+    "within": dt.timedelta(days=1),
+    "share": Decimal("0.5"),
 }
 
 
