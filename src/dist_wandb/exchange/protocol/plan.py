@@ -103,7 +103,8 @@ class Plan:
             sums += [0.0] * ((SUMS * names + slots) * rows.number)
             maxima += [NOTHING] * (MAXIMA * names * rows.number)
             return
-        places, mine = segment.places[lowest], [segment.giver(at) == self._rank for at in segment.axes]
+        places = segment.places[lowest]
+        mine = [segment.giver(at) == self._rank for at in segment.axes] if slots else []
         for call in self._calls[start : start + rows.number]:
             own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
             sums += own_sums

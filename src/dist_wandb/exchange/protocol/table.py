@@ -314,7 +314,7 @@ class Conclusion:
 
     def _written(self, row: Owner) -> Iterator[Row]:
         """Yield a row as it is to be written, and remember it."""
-        known, here = self._placing.with_axes(row), []
+        known, here = self._placing.with_axes(row) if self._table.axes else self._placing.calls[row], []
         for key in self._placing.rows[row].values():
             cell = self._placing.cells[key]
             if cell.stale and cell.shown is None and self._ranks.others(key.name, cell.ranks):
