@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from history import history_of
-from processes import clean_environment, run_job, torchrun
+from processes import clean_environment, python, run_job, torchrun
 from stored import ended_runs
 
 SCRIPT = Path(__file__).parent / "scripts" / "watched.py"
 HOW = ["steps", "counted", "axis"]
-WRITERS = {"auto": 1, "shared": 2, "new": 2, "unreduced": 1, "stock": 1}
+WRITERS = {"auto": 1, "shared": 2, "new": 2, "unreduced": 1, "alone": 1, "stock": 1}
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("watched")
-    *kinds, stock = WRITERS
+    *kinds, alone, stock = WRITERS
     for kind in WRITERS:
         for how in HOW:
             (directory / kind / how).mkdir(parents=True)
-    for commands in ([sys.executable, SCRIPT, stock],), torchrun(SCRIPT, *kinds):
+    for commands in python(SCRIPT, alone), python(SCRIPT, stock), torchrun(SCRIPT, *kinds):
         run_job(*commands, cwd=directory, environment=clean_environment(WANDB_SILENT="true")).check()
     return directory
 
@@ -47,7 +46,7 @@ def gradients(directory: Path, kind: str, how: str, label: str = "") -> list[lis
 def test_watched_gradients_are_in_the_rows_that_wandb_gives_them(how: str, jobs: Path) -> None:
     (expected,) = gradients(jobs, "stock", how)
     assert sum(None not in row for row in expected) >= 7
-    for kind in ("auto",) if how == "axis" else ("auto", "unreduced"):
+    for kind in ("auto",) if how == "axis" else ("auto", "unreduced", "alone"):
         assert gradients(jobs, kind, how) == [expected], kind
     if how == "axis":
         return  # rows of one rank's own begin at each new value of the axis

@@ -60,7 +60,11 @@ class Judge:
         lowest = min(call.rank for call in owners.values())
         (owner,) = [call for call in owners.values() if call.rank == lowest]
         assert (row.x, row.step) == (owner.x, owner.step), f"{row} has another x than {owner}"
-        assert dict(row.axes) == dict(owner.axes), f"{row} has other axes than {owner}"
+        calls = [owner, *(self._parts[key][life] for key in keys for life in sorted(givers[key]))]
+        axes = [(name, {one.axes[name] for one in calls if name in one.axes}) for one in calls for name in one.axes]
+        assert row.axes.keys() == {name for name, _ in axes}, f"{row} lacks axes of {calls}"
+        assert row.axes.items() >= owner.axes.items(), f"{row} has other axes than {owner}"
+        assert all(row.axes[name] in values for name, values in axes), f"{row} has axes of none of {calls}"
         reached, others = [owner], [call for call in owners.values() if call is not owner]
         for call in reached:  # grows
             near = [other for other in others if other.values.keys() & call.values.keys()]

@@ -298,10 +298,10 @@ class Axes:
         if axis is not None:
             self._last = {axis: 0, **self._last}  # another thread logs
         if is_pattern:
-            self._patterns = {**self._patterns, name: given}
+            self._patterns = {**self._patterns, name: _together(self._patterns.get(name, {}), given)}
             self._settled = set(self._exact)
         elif isinstance(name, str):
-            self._exact = {**self._exact, name: {**self._exact.get(name, {}), **given}}
+            self._exact = {**self._exact, name: _together(self._exact.get(name, {}), given)}
             self._settled.add(name)
         return defined
 
@@ -332,6 +332,15 @@ class Axes:
         """Return the user's longest pattern that matches."""
         matching = [pattern for pattern in self._patterns if name.startswith(pattern.removesuffix("*"))]
         return max(matching, key=len, default=None)
+
+
+def _together(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two definitions of a name or pattern are for W&B, which adds the second one to the first."""
+    if given.get("overwrite"):
+        return dict(given)
+    both = {**before, **{name: value for name, value in given.items() if value is not None}}
+    summaries = [one["summary"] for one in (before, given) if one.get("summary")]
+    return {**both, "summary": ",".join(dict.fromkeys(summaries))} if summaries else both
 
 
 def _axis(given: Mapping[str, Any]) -> Any:

@@ -267,7 +267,7 @@ class Elsewhere:
 
     def handlers(self, run: AnyRun, watch: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
         """Return handlers of a run's methods by name. `watch` is called with what ``run.watch`` logs."""
-        if self._link.topology.world_size == 1 or self.takes_all:  # rows are written at once, or nowhere
+        if self.takes_all:
             return {}
         if not run:
             return {"alert": self._alert, **{name: self._reported(name) for name in (*_SAVING, *_FETCHING)}}
@@ -278,7 +278,8 @@ class Elsewhere:
             else:
                 log_now(data, step, commit, **others)
 
-        of_primary = {"alert": self._alert_of_primary} if self._link.plan.run_mode == "auto" else {}
+        has_others = self._link.topology.world_size > 1 and self._link.plan.run_mode == "auto"
+        of_primary = {"alert": self._alert_of_primary} if has_others else {}
         return {**of_primary, wandb_private.LOG: take}
 
     def deliver(self, published: float = math.inf) -> None:

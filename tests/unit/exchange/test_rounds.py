@@ -152,7 +152,7 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
     ),
     "nobody is awaited": (Contributors, "awaited", lambda *_args, **_more: (NOBODY, False)),
     "nobody is flagged": (Contributors, "lacking", lambda *_: NOBODY),
-    "another owner": (plan.Segment, "owner", property(lambda self: list(self.starts)[-1])),
+    "another rank's axes": (plan.Segment, "giver", lambda self, _: list(self.starts)[-1]),
     "late values start a row": (table.Table, "recall", lambda self, row: self.memory.pop(row)),
     "calls are never held": (Contributors, "present", property(lambda _: NOBODY)),
 }
@@ -261,6 +261,19 @@ def test_the_axis_belongs_to_the_call() -> None:
     unit.log(1, {"loss": 1.0, "samples": 9.0})
     outcomes = [unit.exchange() for _ in range(2)]
     assert [outcome.differing for outcome in outcomes] == [(), ("samples",)]
+
+
+@pytest.mark.parametrize("order", [(), (0, 1), (1, 0)])
+def test_an_axis_that_only_a_higher_rank_gives_is_in_the_row(order: tuple[int, ...]) -> None:
+    unit = Unit(3, ["epoch"])
+    for rank in order or range(2):
+        unit.log(rank, {"loss": 3.0, "acc": 0.5, "epoch": 7.0} if rank else {"loss": 1.0}, 0)
+        if order:
+            unit.now += 1.0
+            unit.exchange()
+    unit.close()
+    assert shown(unit)[-1][:2] == (0, {"loss": 2.0, "acc": 0.5})
+    assert unit.rows[-1].axes == {"epoch": 7}
 
 
 def test_rows_do_not_wait_for_a_name_that_has_become_an_axis() -> None:

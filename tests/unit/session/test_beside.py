@@ -247,6 +247,16 @@ def test_names_logged_before_the_pattern_are_defined_again(defined: list[Any]) -
     ]
 
 
+def test_a_second_definition_of_a_pattern_adds_to_the_first(defined: list[Any]) -> None:
+    wandb.define_metric("val/*", step_metric="epoch", summary="max")
+    wandb.define_metric("val/*", summary="min")
+    wandb.log({"val/acc": 0.5})
+    assert defined[2:] == [("val/acc", {"step_metric": "epoch", "summary": "max,min"})]
+    wandb.define_metric("val/*", summary="min", overwrite=True)
+    wandb.log({"val/acc": 0.5})
+    assert defined[4:] == [("val/acc", {"summary": "min", "overwrite": True, **OURS})]
+
+
 def test_a_users_pattern_for_all_names_replaces_ours(defined: list[Any]) -> None:
     wandb.log({"loss": 1.0})
     wandb.define_metric("train/global_step")

@@ -174,7 +174,7 @@ class Placing:
         self.cells: dict[Key, Cell] = {}
         self.rows: dict[Owner, dict[str, Key]] = {}  # the cells of each row, by name
         self.open: dict[Owner, None] = {}  # rows with something that is not written, in the order in which they came
-        self.calls: dict[Owner, Known] = {}  # those that own cells, or did
+        self.calls: dict[Owner, Known] = {}  # those that own cells, or did, or have x axes
         self.by_name: dict[str, dict[Key, None]] = {}  # the cells of open rows
         self.checked: int = NEVER  # the version of the ranks as of which all open rows were checked
 
@@ -200,8 +200,16 @@ class Placing:
             homes = self._homes(owner, usual) if owner in self.calls else {}
             for key in of_owner[owner]:
                 self._place(key, cells[key], homes.get(key) or cells[key].row or call)
-        if call not in of_owner:
+        if call not in of_owner and not known.axes:
             del self.calls[call]
+
+    def with_axes(self, row: Owner) -> Known:
+        """Return the call of a row's owner, with x axes that only the calls of higher ranks have."""
+        for call in sorted({call for key in self.rows[row].values() for call in self.cells[key].calls.items()}):
+            known, other = self.calls[row], self.calls.get(call)
+            if other is not None and not other.axes.keys() <= known.axes.keys():
+                self.calls[row] = known._replace(axes={**other.axes, **known.axes})
+        return self.calls[row]
 
     def _homes(self, call: Owner, usual: Mapping[str, Ranks]) -> Mapping[Key, Owner]:
         """Return the rows in which the cells stand that a call owns.

@@ -8,8 +8,8 @@ cells are taken when none of their cells waits for another rank, or one of them 
 order, because a rank's latest call proves that it is past the earlier ones.
 
 The lists of a round hold the rows that are complete at once, then the cells of the calls that go into the table. A
-value of the user's x axis is that of one call, the owner's: it has one place in the sums, which only that rank fills;
-behind the row's sums, or before those of all cells.
+value of the user's x axis is that of one call, of the lowest rank that gives one: it has one place in the sums, which
+only that rank fills; behind the row's sums, or before those of all cells.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Segment(NamedTuple):
     @property
     def owner(self) -> int:
         return next(iter(self.starts))
+
+    def giver(self, index: int) -> int:
+        """Return the lowest rank whose calls have a name."""
+        return next(rank for rank, places in self.places.items() if places is None or index in places)
 
 
 class Taken(NamedTuple):
@@ -99,14 +103,15 @@ class Plan:
             sums += [0.0] * ((SUMS * names + slots) * rows.number)
             maxima += [NOTHING] * (MAXIMA * names * rows.number)
             return
-        places, is_owner = segment.places[lowest], segment.owner == self._rank
+        places = segment.places[lowest]
+        mine = [segment.giver(at) == self._rank for at in segment.axes] if slots else []
         for call in self._calls[start : start + rows.number]:
             own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
             sums += own_sums
             maxima += own_maxima
             if slots:
                 own = [_of_axis(number_at(own_sums, own_maxima, index, names)) for index in segment.axes]
-                sums += own if is_owner else [0.0] * slots
+                sums += [value if is_mine else 0.0 for value, is_mine in zip(own, mine, strict=True)]
 
     def _pack_chosen(self, sums: list[float], maxima: list[float]) -> None:
         mine: dict[Key, Number] = {}

@@ -36,7 +36,7 @@ class Row(NamedTuple):
     step: int | None  # the step that the user gave
     x: int  # its position, as in `Call`
     lanes: Lanes  # of all ranks that contributed
-    axes: Mapping[str, float]  # the user's x axes in its owner's call
+    axes: Mapping[str, float]  # the user's x axes, of the lowest rank that gives one
     ranks: Sequence[int]  # how many contributed to each name
     missing: int = 0  # ranks that usually log one of the names, but left without notice, or were given up
     corrects: bool = False  # whether it replaces a row that was written before
@@ -316,7 +316,7 @@ class Conclusion:
 
     def _written(self, row: Owner) -> Iterator[Row]:
         """Yield a row as it is to be written, and remember it."""
-        known, here = self._placing.calls[row], []
+        known, here = self._placing.with_axes(row) if self._table.axes else self._placing.calls[row], []
         for key in self._placing.rows[row].values():
             cell = self._placing.cells[key]
             if cell.stale and cell.shown is None and self._ranks.others(key.name, cell.ranks):
