@@ -112,7 +112,7 @@ class Ranks:
     kind: type[UnitExchange] = PatientExchange
     reduce: Any = "mean"
     spread: Sequence[str] = ()
-    axes: UserAxes | None = None  # of the user
+    axes: Sequence[str] = ()  # names that are x axes of the user
     first: int = 0  # global rank of rank 0 of the unit
     per_node: int | None = None  # number of ranks on each node; all if `None`
     is_opening: Callable[[], bool] = lambda: False  # returns whether rank 0 is still opening its run
@@ -131,7 +131,7 @@ class Ranks:
             plan = plan_run(topology, "auto", "global", "exp")
             run: Any = self.run if rank == 0 else NullRun()
             writer = RunWriter(run, plan, "global_step")
-            arguments: dict[str, Any] = {"spread": self.spread, "user_axes": self.axes, "index": rank}
+            arguments: dict[str, Any] = {"spread": self.spread, "user_axes": UserAxes(*self.axes), "index": rank}
             rows = Rows(writer, check_reduce(self.reduce), rank=rank, **arguments)
             unit = Unit("", rank, self.size, self.first + rank, range(self.first, self.first + self.size))
             find = functools.partial(_itself, job_store)

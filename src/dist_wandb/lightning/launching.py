@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
@@ -115,7 +114,7 @@ class ScriptIds:
             self._written = os.getpid(), self._path(os.getpid())
             atexit.register(self._remove_file)
         self._offered += [""] * (number + 1 - len(self._offered))
-        self._offered[number] = base_id if run is None else [base_id, deepcopy(run)]  # its lists may change
+        self._offered[number] = base_id if run is None else [base_id, json.loads(json.dumps(run))]  # lists may change
         content = json.dumps(self._offered).encode()
         if len(content) > LIMIT:
             self._offered[number] = base_id

@@ -141,8 +141,8 @@ def reduction_of(name: str, reduce: Mapping[str, Reduction]) -> tuple[str, Reduc
 class UserAxes:
     """The x axes of the user, as `define_metric` has set them."""
 
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
+    def __init__(self, *names: str) -> None:
+        self.names: tuple[str, ...] = names
         self.since: dict[str, int] = {}  # how much of what the script did, as `exchange.rows` counts it, preceded each
         self._of: dict[str, str | None] = {}  # the one that W&B adds to rows, by name or pattern of a metric in them
 

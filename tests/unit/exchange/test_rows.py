@@ -73,8 +73,7 @@ class Unit:
         self.protocol = row_units.Unit(size)
         self.rounds = self.protocol.machines
         self.ranks: list[Rows] = []
-        user_axes = UserAxes()
-        user_axes.names = tuple(axes)
+        user_axes = UserAxes(*axes)
         for metric in on_axis:
             user_axes.define(metric, axes[0], is_added=True)
         for rank, run in enumerate(self.runs):
