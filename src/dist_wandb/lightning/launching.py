@@ -91,7 +91,7 @@ class ScriptIds:
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
         self._next = 0
-        self._offered: list[str | list[Any]] = []
+        self._offered: list[str] = []  # as JSON, for each logger: its base id, perhaps with what to tell of its run
         self._written: tuple[int, Path] | None = None  # the process that wrote the file, and its path
 
     def next_id(self, proposal: str) -> tuple[int, str]:
@@ -113,12 +113,12 @@ class ScriptIds:
             self._offered = []
             self._written = os.getpid(), self._path(os.getpid())
             atexit.register(self._remove_file)
-        self._offered += [""] * (number + 1 - len(self._offered))
-        self._offered[number] = base_id if run is None else [base_id, json.loads(json.dumps(run))]  # lists may change
-        content = json.dumps(self._offered).encode()
-        if len(content) > LIMIT:
-            self._offered[number] = base_id
-            content = json.dumps(self._offered).encode()
+        self._offered += ['""'] * (number + 1 - len(self._offered))
+        for offer in (base_id if run is None else [base_id, run], base_id):
+            self._offered[number] = json.dumps(offer)
+            content = f"[{', '.join(self._offered)}]".encode()
+            if len(content) <= LIMIT:
+                break
         with suppress(OSError):  # without the file, further processes get the id once there is a process group
             write_small(self._written[1], content)
 
