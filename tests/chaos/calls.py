@@ -54,7 +54,13 @@ Cells = dict[int, dict[int, Contribution]]
 
 def calls_of(entries: Sequence[Entry]) -> dict[int, list[Call]]:
     """Return the calls of all ranks by session, in the order in which they were recorded."""
-    returned = {(entry["pid"], entry["number"]): entry["at"] for entry in entries if entry["event"] == "done"}
+    # After SIGTERM the session ends, so what a signal handler logs meanwhile is dropped.
+    ends = {entry["pid"]: entry["at"] for entry in entries if entry["event"] == "fault" and entry["kind"] == "term"}
+    returned = {
+        (entry["pid"], entry["number"]): entry["at"]
+        for entry in entries
+        if entry["event"] == "done" and entry["at"] < ends.get(entry["pid"], math.inf)
+    }
     main_pids = {entry["rank"]: entry["pid"] for entry in reversed(entries) if entry["event"] == "opened"}
     found: dict[int, list[Call]] = defaultdict(list)
     for entry in entries:
