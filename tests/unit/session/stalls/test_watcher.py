@@ -81,6 +81,9 @@ class Job:
         self._threads.append(threading.Thread(target=target, daemon=True))
         self._threads[-1].start()
 
+    def questions(self) -> int:
+        return sum(self.store.check([f"test/watch/ask/{number}"]) for number in range(20))
+
     def end(self) -> None:
         self._gate.set()
         for one in self._watchers:
@@ -99,8 +102,9 @@ def test_a_stall_is_told_once_and_then_that_it_is_over(tmp_path: Path, caplog: p
     job = Job(tmp_path, on_stall)
     try:
         wait_until(lambda: on_stall.called, 30)
+        asked = job.questions()  # on a busy machine, the first one may show threads at work
         time.sleep(10 * LIMIT)  # in which the other rank would ask again
-        assert not job.store.check(["test/watch/ask/2"])
+        assert job.questions() == asked > 0
         signs.last = time.monotonic()
         wait_until(lambda: "the training went on after" in caplog.text, 10)
     finally:
