@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.notices import Notices
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.wandb_media import AsLogged, is_media, made_of_merged, may_change, with_taken
+from dist_wandb.settings.reduction import longest_pattern
 
 if TYPE_CHECKING:
     from dist_wandb.payloads.scalars import Paths
@@ -281,7 +282,8 @@ class Axes:
         for axis in self._last.keys() & row.keys():
             self._last[axis] = row[axis] if isinstance(row[axis], Real) else self._last[axis]
         media = [name for name, value in row.items() if type(value) not in _WRITABLE] if self._patterns else []
-        patterns = (self._patterns[pattern] for pattern in map(self._pattern, media) if pattern is not None)
+        longest = (longest_pattern(name, self._patterns) for name in media)
+        patterns = (self._patterns[pattern] for pattern in longest if pattern is not None)
         axes = (_axis(given) for given in patterns if given.get("step_sync") is not False)
         return {axis: self._last[axis] for axis in axes if axis in self._last and axis not in row}
 
@@ -315,11 +317,11 @@ class Axes:
     def _on_our_axis(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         """Add our x axis to a definition without one, such as of a summary. An empty definition means another axis."""
         has_no_axis = given.get("step_metric") is None and "step_metric" not in self._exact.get(name, {})
-        is_ours = name != STEP_METRIC and self._pattern(name) is None
+        is_ours = name != STEP_METRIC and longest_pattern(name, self._patterns) is None
         return {**given, **_OURS} if given and has_no_axis and is_ours else given
 
     def _settled_by(self, name: str) -> dict[str, Any] | None:
-        pattern = self._pattern(name)
+        pattern = longest_pattern(name, self._patterns)
         is_left_to_wandb = pattern == "*" and name not in self._seen  # it replaces our pattern
         if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME, *self._last):
             return None
@@ -327,11 +329,6 @@ class Axes:
         if given.get("step_metric") is None and of_all.get("step_metric") is None:
             return {**given, **_OURS}
         return given
-
-    def _pattern(self, name: str) -> str | None:
-        """Return the user's longest pattern that matches."""
-        matching = [pattern for pattern in self._patterns if name.startswith(pattern.removesuffix("*"))]
-        return max(matching, key=len, default=None)
 
 
 def _together(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,6 +133,12 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def longest_pattern(name: str, patterns: Iterable[str]) -> str | None:
+    """Return the longest pattern, a start of names with a star, that a name matches: W&B's rule for definitions."""
+    matching = [pattern for pattern in patterns if pattern[-1:] == "*" and name.startswith(pattern[:-1])]
+    return max(matching, key=len, default=None)
+
+
 def reduction_of(name: str, reduce: Mapping[str, Reduction]) -> tuple[str, Reduction]:
     """Return the first pattern that a name matches, and its reduction; `("", "mean")` if it matches none."""
     return next(((pattern, reduce[pattern]) for pattern in reduce if fnmatchcase(name, pattern)), ("", "mean"))
@@ -155,7 +161,5 @@ class UserAxes:
 
     def of(self, metric: str) -> str | None:
         """Return the axis that W&B adds to rows with a metric: its own, else that of the longest pattern."""
-        if metric in self._of:
-            return self._of[metric]
-        matching = [one for one in self._of if one[-1:] == "*" and metric.startswith(one[:-1])]
-        return self._of[max(matching, key=len)] if matching else None
+        key = metric if metric in self._of else longest_pattern(metric, self._of)
+        return None if key is None else self._of[key]
