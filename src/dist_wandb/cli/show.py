@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -79,6 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
     directories, names = directories_and_names(arguments.what)
     patterns = arguments.metric or ["*"]
     wanted = ["*"] if arguments.where or arguments.sort else None if arguments.rows else patterns  # for statistics
+    started = time.time()
     with working("reading the runs"):
         files, errors = runs_below(directories, wanted)
     all_runs = brought_together(files)
@@ -89,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
     elif arguments.reverse:
         runs = runs[::-1]
     if arguments.follow:
-        begun = [] if names else just_begun([path for path, _ in errors], runs)
+        begun = [] if names else just_begun([path for path, _ in errors], runs, started)
         ids = begun or [run.id for run in runs]
         runs = follow(directories, ids, patterns, console()) if ids else runs
         followed = {path for run in runs for path in run.files}

@@ -51,6 +51,7 @@ _LATE_ENDS = 20.0  # seconds to wait for the ends of writers after the end of th
 _IDLE_TIMEOUT = 6 * 3600.0  # seconds without new records of a run, which was abandoned
 _MOST_FILES = 256
 _EMPTY = 7  # bytes of a file without records
+_CLOCKS = 1.0  # seconds that the time of a file may lie behind the clock
 _METRICS_IN_LINE = 4
 
 
@@ -225,16 +226,24 @@ def _without_middle_ranks(metrics: Mapping[str, MetricHistory]) -> Iterator[tupl
 # --- runs whose files grow: --follow ----------------------------------------------------------------------------------
 
 
-def just_begun(unreadable: Iterable[Path], runs: Sequence[LocalRun]) -> list[str]:
-    """Return the id of the newest run, if its file, of those not readable, is newer than `runs` and has no record."""
-    times = {path: path.stat().st_mtime for path in unreadable if _is_empty(path)}
+def just_begun(unreadable: Iterable[Path], runs: Sequence[LocalRun], started: float) -> list[str]:
+    """Return the id of the newest run, if its file, of those not readable, is newer than `runs` and had no record.
+
+    It may have got its first ones since it was read: reading `started` at that time.
+    """
+    files = {path: path.stat() for path in unreadable if path.suffix == ".wandb" and path.is_file()}
+    times = {
+        path: state.st_mtime
+        for path, state in files.items()
+        if state.st_size <= _EMPTY or state.st_mtime >= started - _CLOCKS
+    }
     before = max((path.stat().st_mtime for run in runs for path in run.files), default=0.0)
     newest = max(times, key=lambda path: times[path], default=None)
     return [] if newest is None or times[newest] < before else [newest.stem.removeprefix("run-")]
 
 
 def _is_empty(path: Path) -> bool:
-    return path.suffix == ".wandb" and path.is_file() and path.stat().st_size <= _EMPTY
+    return path.is_file() and path.stat().st_size <= _EMPTY
 
 
 def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from offline_runs import sidecar_record
@@ -21,6 +22,7 @@ from record_files import end, framed, header, make_run, row, run, serialised, wr
 from shared_runs import write_rank
 
 from dist_wandb.cli import main
+from dist_wandb.wandb_files.runs import runs_below
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 Capture = pytest.CaptureFixture[str]
@@ -406,6 +408,23 @@ def test_a_run_that_has_just_begun_is_waited_for(following: tuple[subprocess.Pop
     assert (again.returncode, err) == (0, "")
     assert "● exp\n  finished · 5 rows · project tests\n" in out
     assert "not readable" not in out
+
+
+def test_a_run_whose_first_records_come_while_the_runs_are_read_is_followed(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, "older")
+    path = make_run(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:7])
+
+    def read_and_wait(*given: Any) -> Any:
+        result = runs_below(*given)
+        path.write_bytes(whole)
+        return result
+
+    monkeypatch.setattr("dist_wandb.cli.show.runs_below", read_and_wait)
+    assert "● exp\n  finished · 3 rows · project digits\n" in shown(capsys, tmp_path, "--follow")
 
 
 def is_open(process: int, path: Path) -> bool:
