@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dist_wandb.exchange.rows import Rows
 
 _log = logging.getLogger("dist_wandb")
-_LEFT_OPEN = 2.0  # seconds after which a row is ended that a call with a step left open for more values of this step
+_LEFT_OPEN = 60.0  # seconds after which a row is ended that a call with a step left open for more values of this step
 _REMEMBERED = 32_768  # own numbers that are kept for corrections
 _MOST_FORMS = 4096  # tuples of names that are kept
 
