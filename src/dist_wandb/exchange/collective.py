@@ -71,6 +71,7 @@ class CollectiveExchange(Exchange):
             needs_primary=rows.attachments.needs_primary,
             most_open=limits.max_pending_rows,
             hold=2 * limits.linger,
+            hold_of_part=limits.peer_timeout / 3,
         )
         self._hooks = hooks
         self._rows = rows

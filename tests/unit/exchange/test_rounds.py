@@ -450,6 +450,20 @@ def test_steps_that_fall_do_not_prove_that_a_rank_has_passed_a_new_name(falls: i
     assert shown(unit)[-1] == (0, {"val": 3.0}, 0, False)
 
 
+def test_a_call_that_may_be_continued_is_not_offered_for_some_time() -> None:
+    unit = Unit(2, hold_of_part=10.0)
+    unit.write_on_all({"loss": 1.0}, 0)
+    unit.log_on_all({"loss": 1.0}, 1)
+    for machine in unit.machines:
+        machine.outbox.may_grow = True
+    unit.now += 9.0
+    unit.exchange()
+    assert len(unit.rows) == 1
+    unit.now += 2.0
+    unit.exchange()
+    assert len(unit.rows) == 2
+
+
 def test_a_known_name_has_the_long_patience() -> None:
     unit = Unit(2)
     unit.write_on_all({"loss": 1.0}, 0)
