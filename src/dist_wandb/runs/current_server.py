@@ -35,13 +35,11 @@ from dist_wandb.runs.client_settings import (
     workspace_settings,
     workspace_values,
 )
-from dist_wandb.runs.requested import user_setting
+from dist_wandb.runs.requested import Mode, user_setting
 from dist_wandb.runs.wandb_private import inherits_service
 
 if TYPE_CHECKING:
     import wandb
-
-    from dist_wandb.runs.requested import Mode
 
 TRUST_OPTION = "--trust-server"
 """Option of all commands that allows the API key to go to a server; its value is the server's address."""

@@ -24,21 +24,18 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dist_wandb.errors import DistWandbError
+from dist_wandb.job.model import Topology
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import wandb_private
 from dist_wandb.runs.interception import original
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
 from dist_wandb.runs.wandb_private import with_media_directory, with_warnings_alone
-
-if TYPE_CHECKING:
-    from dist_wandb.job.model import Topology
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.runs.writer import Axes
-    from dist_wandb.settings.plan import RunPlan
+from dist_wandb.runs.writer import Axes
+from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
 

@@ -15,10 +15,10 @@ from dist_wandb.runs import requested
 from dist_wandb.runs.client_settings import without_password
 from dist_wandb.runs.requested import wandb_directory
 from dist_wandb.settings.config_values import encoded, filled, given_values, publishable, without_secrets
+from dist_wandb.settings.plan import RunPlan
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
-    from dist_wandb.settings.plan import RunPlan
 
 METADATA = frozenset(
     {

@@ -23,17 +23,14 @@ from contextlib import suppress
 from copy import copy
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dist_wandb.payloads.devices import PLAIN, known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import interception, wandb_private
-from dist_wandb.runs.null_run import NullRun, Statistics
+from dist_wandb.runs.null_run import AnyRun, NullRun, NullSummary, Statistics
 from dist_wandb.runs.wandb_media import shown_values
 from dist_wandb.settings.reduction import matches_any
-
-if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun, NullSummary
 
 _log = logging.getLogger("dist_wandb")
 _OVER = object()  # marks a value whose row has ended

@@ -28,20 +28,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import UnavailableError
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import interception, requested, sweeps
 from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_line
 from dist_wandb.runs.current_server import warn_of_workspace
+from dist_wandb.runs.null_run import Run
 from dist_wandb.runs.requested import wandb_directory
 from dist_wandb.runs.wandb_private import drop_inherited_service, with_warnings_alone
-from dist_wandb.settings.plan import unit_run_id
+from dist_wandb.settings.plan import RunPlan, unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
 
 if TYPE_CHECKING:
     import wandb
-
-    from dist_wandb.job.model import Topology
-    from dist_wandb.runs.null_run import Run
-    from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
 

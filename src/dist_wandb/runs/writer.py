@@ -29,16 +29,15 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
+from dist_wandb.payloads.scalars import Paths
 from dist_wandb.runs.interception import original
+from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.runs.wandb_media import AsLogged, is_media, made_of_merged, may_change, with_taken
-from dist_wandb.settings.reduction import longest_pattern
+from dist_wandb.settings.plan import RunPlan
+from dist_wandb.settings.reduction import PerRankNames, longest_pattern
 
 if TYPE_CHECKING:
-    from dist_wandb.payloads.scalars import Paths
-    from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.runs.record import Record
-    from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.settings.reduction import PerRankNames
 
 _log = logging.getLogger("dist_wandb")
 

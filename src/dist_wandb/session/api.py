@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
 from dist_wandb.errors import RendezvousError
+from dist_wandb.job.model import Topology
+from dist_wandb.job.units import UnitArgument
 from dist_wandb.notices import Notices, users_line
 from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
@@ -23,6 +25,7 @@ from dist_wandb.session import inherited_rank
 from dist_wandb.session.job_description import NextJob, next_job, take
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
+from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.options import (
     DEFAULT_LIMITS,
@@ -34,15 +37,11 @@ from dist_wandb.settings.options import (
     SystemMetrics,
     around,
 )
+from dist_wandb.settings.plan import RankScope, RunMode
+from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from dist_wandb.job.model import Topology
-    from dist_wandb.job.units import UnitArgument
-    from dist_wandb.session.session import Session
-    from dist_wandb.settings.plan import RankScope, RunMode
-    from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 
 _log = logging.getLogger("dist_wandb")
 

@@ -17,23 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.interface import Exchange
 from dist_wandb.exchange.membership import generations
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
+from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.job_description import ENDING, InitCalls, ask
 from dist_wandb.session.registry import FAILED
-from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RunPlan, Unit, unit_of, unit_run_id
 
 if TYPE_CHECKING:
-    from dist_wandb.exchange.interface import Exchange
-    from dist_wandb.job.model import Topology
     from dist_wandb.session.session import Session
-    from dist_wandb.settings.options import Options
-    from dist_wandb.settings.plan import RunPlan
 
 _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
 _PAUSE = 0.02  # seconds between two polls for writers that have ended

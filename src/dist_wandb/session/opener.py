@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.membership.generations import GenerationStore, keys_of, publish_opened
@@ -32,6 +32,7 @@ from dist_wandb.job.launch import Launch, detected_launchers, doubts_of
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
+from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
 from dist_wandb.session import inherited_rank, job_description, registry, restart
@@ -43,11 +44,8 @@ from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.registry import FAILED
 from dist_wandb.session.restart import Earlier, RestartStore, next_row
 from dist_wandb.session.session import Session
+from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
-
-if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun, Run
-    from dist_wandb.settings.options import Options
 
 _log = logging.getLogger("dist_wandb")
 

@@ -31,23 +31,21 @@ from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
-from dist_wandb.runs.null_run import NullRun
-from dist_wandb.runs.opening import run_key
+from dist_wandb.runs.null_run import AnyRun, NullRun
+from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.record import Record
 from dist_wandb.runs.requested import check_alert
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
+from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask
+from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.notices import print_line
 from dist_wandb.settings.reduction import UserAxes, check_patterns, check_per_rank
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.runs.opening import Opening
-    from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.intake import Intake
-    from dist_wandb.session.job_link import JobLink
 
 _log = logging.getLogger("dist_wandb")
 

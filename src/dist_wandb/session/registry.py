@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.interface import end_all
@@ -26,8 +27,6 @@ from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.options import Current
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from dist_wandb.session.session import Session
 
 FAILED = 1  # exit codes, as shells report them

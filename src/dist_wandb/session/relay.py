@@ -28,14 +28,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dist_wandb.job.model import Topology
 from dist_wandb.runs.client_settings import runtime_directory
 from dist_wandb.session import remote_session
 from dist_wandb.session.remote_session import FLUSH, LOG, Address, RemoteSession, in_forks, is_own, limit
-
-if TYPE_CHECKING:
-    from dist_wandb.job.model import Topology
 
 _log = logging.getLogger("dist_wandb")
 

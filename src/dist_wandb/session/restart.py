@@ -52,7 +52,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
 from dist_wandb.job.job_store import JobStore
@@ -60,12 +60,10 @@ from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
 from dist_wandb.runs import requested, run_metadata
+from dist_wandb.runs.null_run import AnyRun
+from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
-
-if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.settings.options import Options
 
 _log = logging.getLogger("dist_wandb")
 

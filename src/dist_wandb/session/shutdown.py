@@ -23,22 +23,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
 
-from dist_wandb.exchange.interface import WITHOUT_FINISH
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange
 from dist_wandb.job.job_store import LONGEST_PAUSE
 from dist_wandb.job.timed_caller import briefly, poll
 from dist_wandb.session import job_description, registry
+from dist_wandb.session.config.sync import ConfigSync
+from dist_wandb.session.job_link import JobLink, UnitEnd
+from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.registry import FAILED, exit_code_of
+from dist_wandb.session.relay import Children
+from dist_wandb.session.restart import RestartStore
 from dist_wandb.settings.plan import unit_run_id
-
-if TYPE_CHECKING:
-    from dist_wandb.exchange.interface import Exchange
-    from dist_wandb.session.config.sync import ConfigSync
-    from dist_wandb.session.job_link import JobLink, UnitEnd
-    from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.relay import Children
-    from dist_wandb.session.restart import RestartStore
 
 _log = logging.getLogger("dist_wandb")
 

@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.job.launch import job_setting
-from dist_wandb.job.units import dimension_of, ranks_in_mesh, ranks_of
+from dist_wandb.job.units import Mesh, dimension_of, ranks_in_mesh, ranks_of
 from dist_wandb.settings.plan import RankScope, RunMode, check_choice, check_rank_scope, check_run_mode
 from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
-
-if TYPE_CHECKING:
-    from dist_wandb.job.units import Mesh
 
 ConfigSyncMode: TypeAlias = Literal["warn", "check", "off"]
 SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]

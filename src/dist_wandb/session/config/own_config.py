@@ -20,15 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
-from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.config.comparison import OF_VERSION, REFUSED, PublishedRun, Version, listed
+from dist_wandb.runs.null_run import AnyRun, NullRun
+from dist_wandb.session.config.comparison import (
+    OF_VERSION,
+    REFUSED,
+    Comparison,
+    Connection,
+    PublishedRun,
+    Version,
+    listed,
+)
+from dist_wandb.session.config.targets import Follower
 from dist_wandb.settings.config_values import MISSING, encoded, given_values, publishable, shown, without_secrets
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.session.config.comparison import Comparison, Connection
     from dist_wandb.session.config.sync import Refresh
-    from dist_wandb.session.config.targets import Follower
 
 _GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, not among its values
 

@@ -41,24 +41,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import briefly, interval
 from dist_wandb.notices import Notices
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.session.config.comparison import Comparison, Connection, PublishedRun, run_key
 from dist_wandb.session.config.own_config import OwnConfig
 from dist_wandb.session.config.targets import ConfigView, Follower, LocalConfig
 from dist_wandb.settings.config_values import MISSING, filled
-from dist_wandb.settings.plan import unit_run_id
-
-if TYPE_CHECKING:
-    from dist_wandb.job.job_store import JobStore
-    from dist_wandb.job.model import Topology
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.settings.options import Options
-    from dist_wandb.settings.plan import RunPlan
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RunPlan, unit_run_id
 
 _log = logging.getLogger("dist_wandb")
 
