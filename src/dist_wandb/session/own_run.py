@@ -42,7 +42,7 @@ from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.notices import print_line
-from dist_wandb.settings.reduction import UserAxes, check_patterns, check_per_rank
+from dist_wandb.settings.reduction import check_patterns, check_per_rank
 
 if TYPE_CHECKING:
     from dist_wandb.session.intake import Intake
@@ -51,6 +51,7 @@ _log = logging.getLogger("dist_wandb")
 
 _SAVING = ("save", "log_artifact", "log_model", "log_code")
 _FETCHING = ("use_artifact", "use_model")
+_PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
 class OwnRun:
@@ -68,7 +69,6 @@ class OwnRun:
         attached: AnyRun,  # the unit's run, if this rank only records the hardware of its node in it
     ) -> None:
         self.is_owned = is_owned
-        self.user_axes: UserAxes = UserAxes()
         self.summary: SummaryWrites = SummaryWrites(step_metric)
         self._link = link
         self._opening = opening
@@ -121,7 +121,7 @@ class OwnRun:
             options.reductions,
             check_per_rank(options.per_rank),
             check_patterns("spread", options.spread),
-            self.user_axes,
+            partial(getattr, self.summary.logged, "definitions"),
             self.summary.keep,
             self.summary.act,
             counts=self.has_our_axis,
@@ -175,25 +175,19 @@ class OwnRun:
 
         A rank without a run tells the others which names are x axes, too: it may be ahead of the one that has it.
         """
-        if name is None:  # wandb refuses it, unless the run is disabled
-            return define_metric(*args, **kwargs)
-        metric = self._defined(run, has_rows, define_metric, name, *args, **kwargs)  # first: wandb may refuse it
-        axis = kwargs.get("step_metric", args[0] if args else None)
-        axis = getattr(axis, "name", axis)  # wandb also accepts what define_metric returned
-        axis = axis if isinstance(axis, str) and axis != self.step_metric else None
-        self.user_axes.define(str(name), axis, self.summary.count, is_added=kwargs.get("step_sync") is not False)
-        self.summary.logged.note_definition(name, kwargs.get("summary"))
-        return metric
-
-    def _defined(self, run: AnyRun, has_rows: bool, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(name, str):  # wandb refuses it, unless the run is disabled
+            return define_metric(*[name] * (name is not None), *args, **kwargs)
+        given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
+        its_own = partial(define_metric, name, **given)
+        action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, given)
+        is_possible, metric = wandb_private.checked_definition(run, its_own) if run and has_rows else (False, None)
+        if is_possible:
+            self.summary.put_off(action)
+        else:
+            metric = action()  # first: wandb may refuse it
         if not run:
-            return self.summary.define_aside(define_metric, name, *args, **kwargs)
-        its_own = partial(define_metric, name, *args, **kwargs)
-        action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, *args, **kwargs)
-        is_possible, metric = wandb_private.checked_definition(run, its_own) if has_rows else (False, None)
-        if not is_possible:
-            return action()
-        self.summary.put_off(action)
+            self.summary.set_aside(("define", name), lambda run: run.define_metric(name, **given))
+        self.summary.logged.define(name, given, self.summary.count)
         return metric
 
     def restore(self) -> None:
