@@ -163,26 +163,21 @@ class SummaryWrites:
         self._summary: Any = None
         self._is_other_run = False  # it has the rows of the lost run, but not these writes
 
-    def follow(self, run: AnyRun) -> Callable[[], None]:
-        """Note each write into the summary of a run from now on; return a function that ends this."""
+    def follow(self, run: AnyRun) -> list[Callable[[], None]]:
+        """Note each write into the summary of a run from now on; return functions that end this."""
         self.logged.stand_in = run.summary if isinstance(run, NullRun) else None
         if isinstance(run, NullRun):
             run.summary.note_by(lambda name, value: self.set_aside(name, lambda run: run.summary.update({name: value})))
-            return lambda: None
+            return []
         summary = wandb_private.summary_of(run)
         if summary is None:
-            return lambda: None
+            return []
         end_notes = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
         end_reads = wandb_private.answer_reads(summary, self.logged.read)
         self._is_other_run = self._write is not None
         self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)
         self._summary = summary
-
-        def remove() -> None:
-            end_notes()
-            end_reads()
-
-        return remove
+        return [end_notes, end_reads]
 
     def put_off(self, action: Callable[[], Any]) -> None:
         """Carry out an action after the rows of the calls before it, and before those of the calls after it."""

@@ -62,13 +62,6 @@ class _OpenRow:
     values: dict[str, Any] = field(default_factory=dict)  # those that were not passed to wandb yet
     time: float = 0.0  # when the last of them was logged, in seconds since the epoch
 
-    def is_elsewhere(self, x: float | None, *, is_left_open: bool) -> bool:
-        """Whether a call at position `x` does not add to this row.
-
-        As in wandb, a call without a position does. So does one that ends a row without one, as a Trainer's rows do.
-        """
-        return x is not None and x != self.x and (self.x is not None or is_left_open)
-
 
 class RunWriter:
     """Writes the rows of one rank into its run, or none if that is a `NullRun`. The plan determines the names."""
@@ -124,8 +117,11 @@ class RunWriter:
         x = x if isinstance(x, (int, float)) else None
         has_turn = self._turn.acquire(timeout=_LONGEST_TURN)
         try:
-            if self._open is not None and self._open.is_elsewhere(x, is_left_open=commit is False):
-                self._end(self._open)
+            before = self._open
+            # As in wandb, a call without a position adds to the open row; also one that ends a row without, as a
+            # Trainer's rows.
+            if before is not None and x not in (None, before.x) and (before.x is not None or commit is False):
+                self._end(before)
             is_given = step is None or self.step_metric in metrics
             axis = {} if self.step_metric is None or is_given else {self.step_metric: step}
             values = {**with_taken(metrics), **axis}

@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
-from dist_wandb.errors import RendezvousError
 from dist_wandb.job.model import Topology
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.notices import Notices, users_line
@@ -224,7 +223,7 @@ def join_init(options: Options, topology: Topology, integration: str) -> Session
     if topology.led_by(options.primary_rank).is_coordinator:
         return None
     limit, found = options.limits.join_timeout, None
-    with suppress(RendezvousError):
+    with suppress(errors.RendezvousError):
         found = next_job((integration, INIT), topology, limit, min(_MOMENT, limit))
     return None if found is None or found.integration == integration else opened_as(found, options, topology)
 

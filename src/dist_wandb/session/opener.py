@@ -37,11 +37,9 @@ from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
 from dist_wandb.session import inherited_rank, job_description, registry, restart
 from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.job_description import ask
 from dist_wandb.session.job_link import MOVED, JobLink, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
-from dist_wandb.session.registry import FAILED
 from dist_wandb.session.restart import Earlier, RestartStore, next_row
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
@@ -234,7 +232,7 @@ class Opener:
         """
         name, options, _ = self.as_moved(0, init_arguments)
         store = JobStore.find(f"{name}/1", self._topology, options.limits.join_timeout)
-        if not ask(store, leftovers.is_over, False):
+        if not job_description.ask(store, leftovers.is_over, False):
             return None
         rank, asked = self._topology.global_rank, requested.run_id(self._arguments)
         warn(
@@ -380,5 +378,5 @@ class Opener:
                 session.announce()
                 registry.process_end.catch_sigterm()
         except BaseException:
-            session.end_with_process(FAILED, failed=True)  # no caller has it
+            session.end_with_process(registry.FAILED, failed=True)  # no caller has it
             raise

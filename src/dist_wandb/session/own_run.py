@@ -33,8 +33,6 @@ from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredE
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.opening import Opening, run_key
-from dist_wandb.runs.record import Record
-from dist_wandb.runs.requested import check_alert
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
@@ -82,7 +80,7 @@ class OwnRun:
         self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
         self._axes = Axes() if is_owned and self.has_our_axis else None
         rank = link.topology.global_rank
-        self._record = Record(run, rank, self._reopen, self.summary.logged.paths, self._axes)
+        self._record = record.Record(run, rank, self._reopen, self.summary.logged.paths, self._axes)
         self.writer: RunWriter = RunWriter(self._record, link.plan, step_metric, rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
@@ -159,7 +157,7 @@ class OwnRun:
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
             replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
-            self._restore += [replaced, self.summary.follow(run)]
+            self._restore += [replaced, *self.summary.follow(run)]
             self._restore.append(wandb_private.answer_step(run, lambda: intake.step))
             self._restore += [*wandb_private.log_tables_unasked(run), wandb_private.let_imports_pass(run)]
             if isinstance(run, NullRun):
@@ -317,12 +315,12 @@ class Elsewhere:
     def _alert_of_primary(
         self, send: Callable[..., None], title: str, text: str, level: Any = None, wait_duration: Any = None
     ) -> None:
-        check_alert(level, wait_duration)  # also if another rank has sent it
+        requested.check_alert(level, wait_duration)  # also if another rank has sent it
         if self._is_new(self._numbered(title, text, level)):
             send(title, text, level, wait_duration)
 
     def _alert(self, _: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
-        check_alert(level, wait_duration)
+        requested.check_alert(level, wait_duration)
         title, text, level, number = self._numbered(title, text, level)
         wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
         alert = {"title": title, "text": text, "level": level, "wait_duration": wait, "number": number}

@@ -68,7 +68,7 @@ class ProcessEnd:
         is_first = self._pid != os.getpid()  # also in a fork, where nothing is registered yet
         self._pid = os.getpid()
         if is_first:
-            self._failure_before = _last_failure()
+            self._failure_before = getattr(sys, "last_value", None)
             self._finishing, self._is_due = 0, False
         is_child = multiprocessing.parent_process() is not None
         if is_child and is_first:
@@ -171,7 +171,8 @@ class ProcessEnd:
             _die_of(signal.SIGTERM)
             return
         in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which calls this inside a `finally`
-        failure = in_flight or _last_failure()
+        # what has ended the main thread, or an interactive shell has shown
+        failure = in_flight or getattr(sys, "last_value", None)
         if self._is_due:
             self._function(SIGTERM, True)
         elif isinstance(failure, BaseException) and failure is not self._failure_before:
@@ -209,11 +210,6 @@ def _die_of(number: int) -> None:
 
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def _last_failure() -> object:
-    """Return the exception that ended the main thread, or one that an interactive shell showed."""
-    return getattr(sys, "last_value", None)
 
 
 class History:

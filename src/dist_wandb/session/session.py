@@ -33,7 +33,6 @@ from dist_wandb.session.job_description import ask, is_ending
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.own_run import OwnRun
-from dist_wandb.session.registry import exit_code_of
 from dist_wandb.session.relay import Children
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.sections import Section
@@ -377,9 +376,9 @@ class Session(AsRun):
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Finish, with the exit code for the exception if there is one. As with wandb, its log has the traceback."""
-        if error is not None and exit_code_of(error) and self.run:
+        if error is not None and registry.exit_code_of(error) and self.run:
             traceback.print_exception(error)
-        self.finish(exit_code_of(error))
+        self.finish(registry.exit_code_of(error))
 
     def _repr_html_(self) -> str:
         """The session for notebooks: the run's page, as wandb shows it; if there is none, the `repr`."""

@@ -52,7 +52,7 @@ class Script:
         self.run = run
         self.axis = axis
         self.writes = SummaryWrites(axis)
-        self.remove = self.writes.follow(run)
+        self.writes.follow(run)
 
     @property
     def summary(self) -> Any:
@@ -208,7 +208,7 @@ def test_newer_values_are_written_again_after_an_older_row() -> None:
 @pytest.mark.parametrize("run", [NullRun(), object()])
 def test_a_run_without_wandbs_summary_is_left_alone(run: Any) -> None:
     writes = SummaryWrites()
-    writes.follow(run)()
+    assert not writes.follow(run)
     writes.keep({"loss": 0.5}, 0, 0, is_open=False)
     assert writes.count == 0
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import users_line, warn
@@ -95,23 +96,19 @@ class Publisher:
         self._connection.publications += 1
 
 
+@dataclass(eq=False, repr=False)
 class OwnConfig:
     """The config of this rank's own run: a target of a `Follower`, and what the user writes into it."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        comparison: Comparison,
-        refresh: Refresh,
-        follower: Follower,
-    ) -> None:
-        # Called if wandb's own process is lost; it must `attach` the replacement of the run.
-        self.replace_run: Callable[[AnyRun, Exception], object] | None = None
-        self.refresh: Refresh = refresh
-        self._connection = connection
-        self._comparison = comparison
-        self.follower: Follower = follower
-        self.publisher: Publisher = Publisher(connection, comparison)
+    _connection: Connection
+    _comparison: Comparison
+    refresh: Refresh
+    follower: Follower
+    # Called if wandb's own process is lost; it must `attach` the replacement of the run.
+    replace_run: Callable[[AnyRun, Exception], object] | None = None
+
+    def __post_init__(self) -> None:
+        self.publisher: Publisher = Publisher(self._connection, self._comparison)
         self._followed: set[str] = set()  # names that were set by following: they need no `allow_val_change`
         self._refused: set[str] = set()  # names with a warning
         self._run: AnyRun = NullRun()
