@@ -252,7 +252,7 @@ def exchange_of(
         link.until_open(enclosing),
         partial(why_no_run, link),
         link.moving.to if link.moving.is_possible else None,
-        lambda: config_sync.publications + own.elsewhere.sent,
+        lambda: config_sync.connection.publications + own.elsewhere.sent,
         names_unopened=MOVED not in link.name,
     )
     if link.reduces:

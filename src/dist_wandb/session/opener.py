@@ -249,7 +249,7 @@ class Opener:
         is_disabled = requested.mode_if_given(self._arguments) == "disabled"  # as a guard: only others log
         run["mode"] = "disabled" if is_disabled else "online or offline"
         self._config_sync = ConfigSync(self._options, self._topology, config, run)
-        self._config_sync.reach_by(lambda: store)
+        self._config_sync.connection.find = lambda: store
         self._config_sync.compare()
 
     def look_back(self, integration: str, number: int | None, *, enabled: bool) -> None:
@@ -335,10 +335,12 @@ class Opener:
         if step_metric == STEP_METRIC or (step_metric is not None and wandb_private.is_wandbs(run)):
             first_row = self._first_row(run, step_metric)
             wandb_private.set_starting_step(run, first_row)
-        config_sync.reach_by(link.find_store, partial(link.moving.wait, link.is_over))
+        config_sync.connection.find = link.find_store
+        config_sync.connection.await_primary = partial(link.moving.wait, link.is_over)
         if self._topology.is_unconnected:  # reads get what this rank was given, as on rank 0
             run_id = requested.run_id(self._arguments)
-            config_sync.expect_metadata(run_metadata.as_requested(self._arguments, run_id, is_offline=False))
+            metadata = run_metadata.as_requested(self._arguments, run_id, is_offline=False)
+            config_sync.own.follower.metadata = metadata
             config_sync.close()
         own = OwnRun(run, link, opening, config_sync, is_owned=is_owned, step_metric=step_metric, attached=attached)
         return Session(link, own, config_sync, self._restart_store, first_row=first_row)

@@ -161,7 +161,7 @@ class Shutdown:
                 self._exchange.flush()  # also waits for what other ranks still log for the same rows
                 if others_get:
                     self._exchange.flush(others_get, together=True)
-            briefly(self._config_sync.publish_end, None)
+            briefly(self._config_sync.own.publisher.publish_end, None)
             within = max(within - (time.monotonic() - began), min(within, LEAST_TO_END))
         self.finish(exit_code, within)
 
