@@ -23,7 +23,7 @@ from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.job_description import NextJob, next_job, take
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
+from dist_wandb.session.registry import begun, entered, in_scope, is_nested_on_purpose, open_sessions
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.options import (
@@ -266,7 +266,7 @@ class _NoSession(NullRun):
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing; warn once, on the coordinator, if no session was ever opened in this process."""
-        if history.has_begun or _notices.has("no session"):
+        if begun or _notices.has("no session"):
             return
         topology = inherited_rank.detect_or_none()
         if topology is None or topology.is_coordinator:

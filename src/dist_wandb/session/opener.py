@@ -40,7 +40,6 @@ from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import MOVED, JobLink, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
-from dist_wandb.session.restart import Earlier, RestartStore, next_row
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
@@ -174,8 +173,8 @@ class Opener:
         self._topology = topology.led_by(options.primary_rank)
         if not self._topology.is_coordinator:
             sweeps.forget_missing_values()
-        self._restart_store: RestartStore | None = None
-        self._earlier: Earlier | None = None
+        self._restart_store: restart.RestartStore | None = None
+        self._earlier: restart.Earlier | None = None
 
     def meet(self, integration: str, number: int | None, *, reaches: bool = True) -> None:
         """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
@@ -257,7 +256,7 @@ class Opener:
         has_store = self._store is not None
         if enabled and self._topology.is_coordinator:
             name = restart.session_name(integration, number)
-            self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
+            self._restart_store = restart.RestartStore(name, self._options, self._topology, self._arguments)
             if restart.can_look_back(self._options, self._topology, has_store=has_store):
                 self._earlier = self._restart_store.find()
         self._arguments = restart.continued(self._arguments, self._earlier, self._topology, has_store=has_store)
@@ -349,7 +348,7 @@ class Opener:
         """Where rows without a step start on an axis. The primary of a shared run determines it for all its writers."""
         plan = self.link.plan
         if not plan.shared or plan.primary or self._store is None:
-            return next_row(run, self._arguments, axis)
+            return restart.next_row(run, self._arguments, axis)
         if not requested.continues(self._arguments) and not requested.rewinds(self._arguments):
             return 0
         try:

@@ -41,6 +41,8 @@ entered: Current[Session | None] = Current("entered", None)
 is_nested_on_purpose: Current[bool] = Current("is_nested_on_purpose", default=False)
 """Whether `init` is called for a decorated function, which ends the session that it opens."""
 
+begun: set[int] = set()
+"""This process, and those of which it is a fork, once a session was opened there."""
 _sessions: list[Session] = []
 
 
@@ -212,15 +214,6 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-class History:
-    """What has happened in this process."""
-
-    has_begun = False  # whether any session was opened
-
-
-history: History = History()
-
-
 def _set_names_anew() -> None:
     """Let the names of the current run stand for it again, whatever the script has assigned to them, as wandb does."""
     package = sys.modules["dist_wandb"]
@@ -231,7 +224,7 @@ def _set_names_anew() -> None:
 def add(session: Session) -> None:
     _sessions.append(session)
     _set_names_anew()
-    history.has_begun = True
+    begun.add(os.getpid())
     process_end.register()
 
 
