@@ -303,7 +303,6 @@ class Worker:
 
     def _await_turn(self) -> None:
         destroy_closed()
-        self._context.rows.writing.end_row(time.monotonic())
         self._hooks.between_rounds(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
         self._rounds.side_data.published = self._hooks.publications()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -477,16 +476,6 @@ def test_values_of_one_step_are_one_row_with_the_number_of_missing_ranks() -> No
     unit.ranks[0].writing.end_row()
     assert unit.rows == [{"a": 1.0, "b": 2.0, DEGRADED: 3, "global_step": 0}, {"c": 3.0, "global_step": 1}]
     assert DEGRADED == "dist_wandb/degraded"
-
-
-def test_a_row_left_open_is_ended_after_some_time() -> None:
-    unit = Unit(1)
-    before = time.monotonic()
-    unit.ranks[0].writing.write([finished({"a": 1.0})])
-    unit.ranks[0].writing.end_row(before)
-    assert unit.rows == []
-    unit.ranks[0].writing.end_row(time.monotonic() + 5.0)
-    assert unit.rows == [{"a": 1.0, "global_step": 0}]
 
 
 def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
