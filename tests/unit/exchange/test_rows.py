@@ -32,9 +32,9 @@ from dist_wandb.settings.plan import RunMode, plan_run
 from dist_wandb.settings.reduction import (
     DEGRADED,
     EQUAL_BY_NATURE,
+    Definitions,
     PerRank,
     Reduce,
-    UserAxes,
     check_per_rank,
     check_reduce,
 )
@@ -72,16 +72,15 @@ class Unit:
         self.protocol = row_units.Unit(size)
         self.rounds = self.protocol.machines
         self.ranks: list[Rows] = []
-        user_axes = UserAxes(*axes)
-        for metric in on_axis:
-            user_axes.define(metric, axes[0], is_added=True)
+        given = {metric: {"step_metric": axes[0]} for metric in on_axis}
+        definitions = Definitions(given=given, axes=dict.fromkeys(axes, 0))
         for rank, run in enumerate(self.runs):
             plan = plan_run(Topology(rank, rank, 0, size, size, 1), run_mode, "global", "base")
             opened: Any = run if plan.opens_run else NullRun()
             writer = RunWriter(opened, plan, step_metric)
             names, counts = check_per_rank(per_rank), step_metric == "global_step"
             arguments: dict[str, Any] = {"counts": counts, "rank": rank, "index": rank}
-            self.ranks.append(Rows(writer, check_reduce(reduce), names, spread, user_axes, **arguments))
+            self.ranks.append(Rows(writer, check_reduce(reduce), names, spread, lambda: definitions, **arguments))
         self.calls = [0] * size
         self.last: list[int | None] = [None] * size
 
@@ -540,17 +539,6 @@ def test_a_row_without_an_axis_gets_the_last_value_in_the_calls_of_its_rank(
     assert [row["epoch"] for row in rows if row.keys() & added.keys()] == [3]
     assert [row["a"] for row in rows if row.get("epoch") == 4] == [2.0]
     assert [row.keys() for row in rows if "free" in row] == [{"free", "global_step"}]
-
-
-def test_the_axis_of_a_metric_is_its_own_or_that_of_the_longest_pattern() -> None:
-    axes = UserAxes()
-    for metric, axis, is_added in (
-        *(("*", "epoch", True), ("train/*", "batch", True), ("train/x", None, True), ("a", "epoch", True)),
-        *(("a", None, True), ("b", "batch", False)),  # a definition of its summary alone; step_sync=False
-    ):
-        axes.define(metric, axis, is_added=is_added)
-    found = [axes.of(name) for name in ("train/loss", "train/x", "val", "a", "b")]
-    assert (found, axes.names) == (["batch", None, "epoch", "epoch", None], ("epoch", "batch"))
 
 
 def test_a_row_is_not_exchanged_before_the_script_has_ended_it() -> None:
