@@ -40,7 +40,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Ranks
+from dist_wandb.exchange.protocol.contributors import NEVER, Ranks
 from dist_wandb.exchange.protocol.plan import Plan, Taken
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 
@@ -217,12 +217,8 @@ class Rounds:
         self._gives_up = new if new > patience.of_new else NEVER, every if every > patience.of_all else NEVER
         if not takes_all:  # calls of before a rank was lost may follow
             table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
-        if Intent.CLOSING in each.intent:
-            closing = [ranks for ranks, offer in plan.offers.items() if offer.intent is Intent.CLOSING]
-            table.leave(NOBODY.union(*closing) - waiting)
-        if Intent.FAILING in each.intent:
-            failing = [ranks for ranks, offer in plan.offers.items() if offer.intent is Intent.FAILING]
-            table.ranks.failed = NOBODY.union(*failing)
+        table.leave(plan.having(Intent.CLOSING) - waiting)
+        table.ranks.failed = plan.having(Intent.FAILING) or table.ranks.failed
         finished = list(Conclusion(table, plan.touched, patience).rows()) if table.open else []
         table.memory.forget(table.names)
         told: dict[str, list[Key]] = {"gave up": [], "too late": []}
