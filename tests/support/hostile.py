@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from canary import STRANGER, Victim
 from offline_runs import sidecar_record
-from record_files import Record, end, header, pb, row, rows, run, serialised, write_run
+from record_files import Record, end, header, pb, row, rows, run, serialised, varint, write_run
 
 Shown = Literal["shown", "refused", "passed over"]
 Uploaded = Literal["uploaded", "refused", "tried", "passed over"]
@@ -105,11 +105,6 @@ def listening(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(f"/proc/self/fd/{here}/{path.name}")
     os.close(here)
-
-
-def varint(value: int) -> bytes:
-    low, rest = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
 
 def files_record(*paths: str) -> Record:
