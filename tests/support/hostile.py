@@ -351,22 +351,6 @@ def _request_packages(place: Path, someone: Victim) -> None:
     (directory / "files" / "requirements.txt").symlink_to(someone.home / ".bashrc")
 
 
-@tree("requests-a-download", "request|kind")
-def _request_download(place: Path, someone: Victim) -> None:
-    record = pb.Record()
-    record.request.download_artifact.artifact_id = "QXJ0aWZhY3Q6MQ=="
-    record.request.download_artifact.download_root = str(someone.home / ".ssh")
-    write_run(place, place.name, extra=[record])
-
-
-@tree("requests-an-artifact", "request|kind")
-def _request_artifact(place: Path, someone: Victim) -> None:
-    record = pb.Record()
-    record.request.log_artifact.artifact.CopyFrom(artifact().artifact)
-    record.request.log_artifact.staging_dir = str(someone.home / "work")
-    write_run(place, place.name, extra=[record])
-
-
 tree("kind-of-the-future", "kind|field|unknown")(
     lambda place, _: write_run(place, place.name, extra=[varint(99 << 3 | 2) + varint(3) + b"\x0a\x01x"])
 )
