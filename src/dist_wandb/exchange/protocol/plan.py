@@ -77,8 +77,12 @@ class Plan:
 
     def waiting(self) -> Ranks:
         """Return the ranks on which something waits after the round."""
-        of_offers = (ranks for ranks, offer in self.offers.items() if offer.more)
-        return NOBODY.union(*of_offers, *(party.ranks for party in self._parties if party.left))
+        waiting = NOBODY
+        for ranks, offer in self.offers.items():
+            waiting |= ranks if offer.more else NOBODY
+        for party in self._parties:
+            waiting |= party.ranks if party.left else NOBODY
+        return waiting
 
     def having(self, intent: Intent) -> Ranks:
         return NOBODY.union(*(ranks for ranks, offer in self.offers.items() if offer.intent is intent))

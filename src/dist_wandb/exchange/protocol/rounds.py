@@ -217,8 +217,10 @@ class Rounds:
         self._gives_up = new if new > patience.of_new else NEVER, every if every > patience.of_all else NEVER
         if not takes_all:  # calls of before a rank was lost may follow
             table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
-        table.leave(plan.having(Intent.CLOSING) - waiting)
-        table.ranks.failed = plan.having(Intent.FAILING) or table.ranks.failed
+        if Intent.CLOSING in each.intent:
+            table.leave(plan.having(Intent.CLOSING) - waiting)
+        if Intent.FAILING in each.intent:
+            table.ranks.failed = plan.having(Intent.FAILING)
         finished = list(Conclusion(table, plan.touched, patience).rows()) if table.open else []
         table.memory.forget(table.names)
         told: dict[str, list[Key]] = {"gave up": [], "too late": []}
