@@ -610,35 +610,6 @@ def test_finish_writes_everything_however_long_it_takes(
     assert re.search("of 15[01] are left", caplog.text)
 
 
-class Ragged(torchmetrics.Metric):
-    """Its states cannot be joined into one tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("seen", default=[], dist_reduce_fx="cat")
-
-    def update(self, width: int) -> None:
-        seen: Any = self.seen
-        seen += [torch.ones(2, width), torch.ones(2, width + 1)]
-
-    def compute(self) -> torch.Tensor:
-        return torch.tensor(0.0)
-
-
-def test_a_metric_that_raises_while_its_states_are_sent_does_not_affect_other_rows(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
-) -> None:
-    unit = ranks(2)
-    metrics = [Ragged() for _ in range(2)]
-    for step in range(4):
-        for rank, metric in enumerate(metrics):
-            metric.update(rank + 3)
-            unit.log(rank, {"loss": float(rank), **({"ragged": metric} if step in (1, 2) else {})}, step)
-    unit.close()
-    assert unit.last("loss") == dict.fromkeys(range(4), 0.5)
-    assert "'ragged' on rank 0 has no part in its row" in caplog.text
-
-
 def test_rows_logged_while_the_primary_is_away_are_written_when_it_returns(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3, limits=HASTY)
     unit.write_all(lambda rank: {"loss": float(rank), "own": 1.0}, 0)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from canary import STRANGER, Victim
 from offline_runs import sidecar_record
-from record_files import Record, end, header, pb, row, rows, run, serialised, write_run
+from record_files import Record, end, header, pb, row, rows, run, serialised, varint, write_run
 
 Shown = Literal["shown", "refused", "passed over"]
 Uploaded = Literal["uploaded", "refused", "tried", "passed over"]
@@ -105,11 +105,6 @@ def listening(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(f"/proc/self/fd/{here}/{path.name}")
     os.close(here)
-
-
-def varint(value: int) -> bytes:
-    low, rest = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
 
 def files_record(*paths: str) -> Record:
@@ -354,22 +349,6 @@ def _request_packages(place: Path, someone: Victim) -> None:
     package.name, package.version = "\necho STRANGER #", "1"
     directory = write_run(place, place.name, extra=[record])
     (directory / "files" / "requirements.txt").symlink_to(someone.home / ".bashrc")
-
-
-@tree("requests-a-download", "request|kind")
-def _request_download(place: Path, someone: Victim) -> None:
-    record = pb.Record()
-    record.request.download_artifact.artifact_id = "QXJ0aWZhY3Q6MQ=="
-    record.request.download_artifact.download_root = str(someone.home / ".ssh")
-    write_run(place, place.name, extra=[record])
-
-
-@tree("requests-an-artifact", "request|kind")
-def _request_artifact(place: Path, someone: Victim) -> None:
-    record = pb.Record()
-    record.request.log_artifact.artifact.CopyFrom(artifact().artifact)
-    record.request.log_artifact.staging_dir = str(someone.home / "work")
-    write_run(place, place.name, extra=[record])
 
 
 tree("kind-of-the-future", "kind|field|unknown")(

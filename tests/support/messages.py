@@ -19,7 +19,7 @@ ERRORS = {
     *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError", "Error", "NotARowError"),
 }
 WARNINGS = {"warn", "warning", "error", "exception", "rank_zero_warn", "warn_explicit", "_warn_once", "print_line"}
-WARNINGS |= {"values", "say"}  # of `exchange.reports`, which takes a function that makes the message; of uploads
+WARNINGS |= {"values", "say"}  # of `exchange.reports`; of uploads
 _PLACEHOLDER = re.compile(r"%[srd%]|%\.?\d*[fgd]")
 _FEWEST_WORDS = 3  # words of the text itself
 _NO_TEXTS = {"it has ended", "Its repr is written", "It is left out"}
@@ -79,7 +79,7 @@ def _texts(node: ast.expr, around: ast.AST) -> list[str]:
 
 
 def _texts_of_f_string(node: ast.JoinedStr, around: ast.AST) -> list[str]:
-    parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+    parts = [_PLACEHOLDER.sub("…", str(part.value)) if isinstance(part, ast.Constant) else "…" for part in node.values]
     first = node.values[0] if node.values else None
     starts = _texts(first.value, around) if isinstance(first, ast.FormattedValue) else []
     return ["".join([start, *parts[1:]]) for start in starts or parts[:1]]

@@ -45,6 +45,13 @@ class Finished:
         return sorted(line for line in self.output.splitlines() if line.startswith(start))
 
 
+def run_python(code: str) -> str:
+    """Run code in a new interpreter; return its output."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def clean_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment without variables that set ranks or configure wandb; offline, and quiet.
 

@@ -46,6 +46,11 @@ def framed(records: Iterable[bytes]) -> bytes:
     return bytes(content)
 
 
+def varint(value: int) -> bytes:
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
 def content_of(records: Iterable[Record]) -> bytes:
     """Return a record file of messages, which are numbered."""
     return framed(serialised(records))

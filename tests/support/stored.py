@@ -65,6 +65,12 @@ def vector_of(
     return placed
 
 
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
 def find_runs(directory: Path | str) -> list[Path]:
     """Return the files of the runs below a directory."""
     found, _ = find_files(Path(directory))

@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 import wandb
 from fakes import FakeWandb, Job
+from processes import run_python
 from wandb.sdk.lib import module as module_of_wandb
 from wandb.sdk.wandb_config import Config
 from wandb.sdk.wandb_run import Run
@@ -48,13 +49,6 @@ ACTING = {name for name in LISTED - CHECKED - OF_CURRENT if vars(as_wandb).get(n
 OF_WANDB = LISTED - CHECKED - OF_CURRENT - ACTING
 OF_BOTH = {"errors", "cli"}  # modules
 TWO_RANKS = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
-
-
-def run_python(code: str) -> str:
-    """Run `code` in a new interpreter. Return its output."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 # --- the names --------------------------------------------------------------------------------------------------------

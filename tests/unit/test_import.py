@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import builtins
-import subprocess
 import sys
 
 import pytest
 import wandb
+from processes import run_python
 
 import dist_wandb
 
@@ -31,13 +31,6 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
-
-
-def run_python(code: str) -> str:
-    """Run `code` in a new interpreter. Return its output."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.mark.parametrize("name", ["init", "plan_run", "read_runs", "Topology", "NullRun", "TopologyError"])

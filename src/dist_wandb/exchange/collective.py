@@ -82,7 +82,6 @@ class CollectiveExchange(Exchange):
         self._worker = Worker(Context(unit, limits, rows, reports, self._lifecycle), self.rounds, hooks)
 
     def start(self) -> None:
-        """Start the thread; from now on, it calls the session's functions."""
         # The transport is imported here, if torch is already: on the thread, that might happen while Python exits after
         # Ctrl-C, which it then forgets: it would exit with code 1 (`_Py_UnhandledKeyboardInterrupt`, reset by
         # `run_eval_code_obj` in CPython's Python/pythonrun.c).

@@ -48,17 +48,17 @@ class Reports(Notices):
         self._clock = clock
         self._events: dict[str, _Event] = {}
 
-    def values(self, kind: str, keys: Sequence[Key], message: Callable[[str], str]) -> None:
-        """Warn about values unless an earlier message covers them; `message` gets their names and position as text."""
+    def values(self, kind: str, keys: Sequence[Key], message: str) -> None:
+        """Warn about values unless an earlier message covers them; `message` gets their names and position for `%s`."""
         if not keys:
             return
         if self._goes_on(kind):
             self._events[kind].unreported += len(keys)
             return
         event = self._begin(kind)
-        before = f" Since the last message of this kind there were {event.unreported} more." if event.unreported else ""
+        more = f" Since the last message of this kind there were {event.unreported} more." if event.unreported else ""
         event.unreported = 0
-        _log.warning("dist_wandb: %s%s", message(_named(keys)), before)
+        _log.warning("dist_wandb: %s%s", message % _named(keys), more)
 
     def follows(self, kind: str, cause: str) -> bool:
         """Return whether an occurrence belongs to a reported event of another kind, and need not be reported itself."""
@@ -265,19 +265,15 @@ class Messages:
         reports.values(
             "silent",
             [key for key in outcome.silent if not is_attached(key.name)],
-            lambda values: (
-                f"rank {rank} has not logged {values} within {within:g} s of the first rank, although it usually "
-                "does. Rows are written without it, and corrected if it logs them later."
-            ),
+            f"rank {rank} has not logged %s within {within:g} s of the first rank, although it usually does. Rows are "
+            "written without it, and corrected if it logs them later.",
         )
         self._context.rows.writer.lost["that came too late"] += len(lost)
         reports.values(
             "too late",
             lost,
-            lambda values: (
-                f"rank {rank} logged {values} so long after the other ranks that their values are no longer stored. "
-                "The rows remain without this rank. The number of such values is reported at the end."
-            ),
+            f"rank {rank} logged %s so long after the other ranks that their values are no longer stored. The rows "
+            "remain without this rank. The number of such values is reported at the end.",
         )
         if late and not reports.follows("late", "silent"):
             patience = NEW_NAME_HEARTBEATS * self._context.limits.heartbeat
@@ -287,14 +283,8 @@ class Messages:
                 if self._taken
                 else f"It had not logged anything before, and the others waited {patience:g} s for it."
             )
-            reports.values(
-                "late",
-                late,
-                lambda values: (
-                    f"rank {rank} logged {values} after the other ranks' row was written. A corrected row follows. "
-                    f"{why}"
-                ),
-            )
+            message = f"rank {rank} logged %s after the other ranks' row was written. A corrected row follows. {why}"
+            reports.values("late", late, message)
 
     def too_late(self, *, was_awaited: bool) -> None:
         """Warn that the others have ended their sessions; no other message reports what is lost by this."""

@@ -11,7 +11,6 @@ import logging
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,14 +31,6 @@ _REMEMBERED = 32_768  # own numbers that are kept for corrections
 _MOST_FORMS = 4096  # tuples of names that are kept
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The spread of a name's numbers over the ranks."""
-
-    squares: float  # sum of w * (x - mean)**2
-    largest_at: int  # the lowest rank that has the largest number, or a NaN if there is one
-
-
 class Spreads:
     """One rank's part in the spreads of names that are wanted, and of timings, whose rows have `BUSY`."""
 
@@ -52,7 +43,9 @@ class Spreads:
         )
         # own numbers by cell; plain tuples, which the garbage collector does not track
         self._own: OrderedDict[tuple[str, int | None, int], tuple[float, ...]] = OrderedDict()
-        self.found: dict[Key, Spread] = {}  # those that no row has got yet
+        # Those that no row has got yet: the sum of w * (x - mean)**2, and the lowest rank that has the largest number,
+        # or a NaN if there is one.
+        self.found: dict[Key, tuple[float, int]] = {}
 
     def keep(self, calls: Iterable[Call]) -> None:
         """Remember this rank's contributions to cells whose spread is wanted."""
@@ -81,7 +74,7 @@ class Spreads:
         for index, (key, number) in enumerate(due):
             if sums[len(due) + index] == number.given:
                 largest_at = -1 if maxima[index] == NOTHING else int(-maxima[index])
-                self.found[key] = Spread(sums[index], largest_at)
+                self.found[key] = sums[index], largest_at
 
     def _part(self, numbers: tuple[float, ...] | None, number: Number) -> tuple[float, float, float]:
         """Return this rank's part in the sum of squares, whether it has one, and its negated index if it is largest."""
@@ -217,10 +210,11 @@ class Writing:
             spread = self._rows.spreads.found.pop(key, None)
             if spread is None or self._rows.reductions.of(key.name) == "first":
                 continue
-            name, number = key.name, number_at(*row.lanes, index, len(row.names))
+            (squares, largest_at), name = spread, key.name
+            number = number_at(*row.lanes, index, len(row.names))
             values.update({f"{name}/{kind}": number.reduced(kind) for kind in ("min", "max")})
-            values[f"{name}/std"] = math.sqrt(spread.squares / number.weight)
-            values[f"{name}/argmax_rank"] = self.global_rank_of(spread.largest_at)
+            values[f"{name}/std"] = math.sqrt(squares / number.weight)
+            values[f"{name}/argmax_rank"] = self.global_rank_of(largest_at)
             if name.startswith(TIMES) and row.ranks[index] > 1:
                 rank, largest, ranks = values[f"{name}/argmax_rank"], values[f"{name}/max"], row.ranks[index]
                 self.timings[name].add(rank, largest, values[name], values[f"{name}/min"])

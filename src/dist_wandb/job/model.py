@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dist_wandb.errors import ConfigurationError, TopologyError
 from dist_wandb.job.launchers import HINT, Environ, Readings, complete, started_by
@@ -115,9 +115,8 @@ class Topology:
 
     @classmethod
     def _of(cls, readings: Readings) -> Topology:
-        values: dict[str, int | None] = dict.fromkeys(_LAYOUT_FIELDS)
-        values.update(readings.values)
-        return cls(**values, sources=dict(readings.sources))  # type: ignore[arg-type]  # required fields are not None
+        values: dict[str, Any] = {**dict.fromkeys(_LAYOUT_FIELDS), **readings.values}
+        return cls(**values, sources=dict(readings.sources))
 
     @property
     def coordinator(self) -> int:

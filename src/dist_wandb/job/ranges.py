@@ -63,15 +63,10 @@ def named(ranks: Iterable[int], ranks_per_node: int | None = None) -> str:
 
 
 def _texts(first: int, last: int, ranks_per_node: int | None) -> list[str]:
-    nodes = _nodes(first, last, ranks_per_node or 1)
-    if last - first + 1 < _LEAST and not nodes:
+    size = ranks_per_node or 1
+    if size > 1 and first % size == (last + 1) % size == 0:  # whole nodes of several ranks
+        node, last_node = first // size, last // size
+        return [f"{first}-{last} (node {node})" if node == last_node else f"{first}-{last} (nodes {node}-{last_node})"]
+    if last - first + 1 < _LEAST:
         return [str(rank) for rank in range(first, last + 1)]
-    return [f"{first}-{last}{nodes}"]
-
-
-def _nodes(first: int, last: int, ranks_per_node: int) -> str:
-    """Return the nodes as text; empty if the ranks are not whole nodes of several ranks."""
-    if ranks_per_node == 1 or first % ranks_per_node or (last + 1) % ranks_per_node:
-        return ""
-    node, last_node = first // ranks_per_node, last // ranks_per_node
-    return f" (node {node})" if node == last_node else f" (nodes {node}-{last_node})"
+    return [f"{first}-{last}"]

@@ -199,9 +199,7 @@ def gathered(
             # rank 0 writes a panel of two images, "rank 0: cat" and "rank 1: cat"
     """
     if columns is None and not (is_table(value) or is_frame(value)):
-        most, copies = _checked_limit(limit, "images"), Copies()
-        pictures, total = copied_images(value, per_image, most, copies)
-        return Gathered("images", pictures, total, most, copies=copies)
+        return _gathered_images(value, per_image, limit)
     if per_image:
         raise ConfigurationError(f"gathered was given {', '.join(per_image)} with a table, but these are for images.")
     return gathered_table(columns, value, limit=limit)
@@ -212,8 +210,20 @@ def gathered_table(
 ) -> Gathered:
     """Gather a table like `gathered`, from the arguments of `wandb.Table`; `data` may also be one, or a data frame."""
     most, copies = _checked_limit(limit, "table"), Copies()
-    names, rows, total = copied_table(columns, data if dataframe is None else dataframe, most, copies)
-    return Gathered("table", rows, total, most, names, copies=copies)
+    names, rows, total = _columns_and_rows(columns, data if dataframe is None else dataframe, most)
+    if not (_LISTS.issuperset(map(type, rows)) and {len(names)}.issuperset(map(len, rows))):
+        for number, row in enumerate(rows):
+            if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
+                what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
+                raise ConfigurationError(
+                    f"Row {number} of the table {what}, but its columns are {names}. Pass rows of that length."
+                )
+    is_plain = PLAIN.issuperset(map(type, chain.from_iterable(rows)))  # as most tables: one pass over all cells
+    kept = [
+        list(row) if is_plain or PLAIN.issuperset(map(type, row)) else [copied_cell(cell, copies) for cell in row]
+        for row in rows
+    ]
+    return Gathered("table", kept, total, most, names, copies=copies)
 
 
 def _checked_limit(limit: int | None, kind: Kind) -> int:
@@ -226,26 +236,6 @@ def _checked_limit(limit: int | None, kind: Kind) -> int:
     if number < 1:
         raise ConfigurationError(f"limit={limit!r} is not a number of rows or images. Pass an integer, or None.")
     return number
-
-
-def copied_table(
-    columns: Sequence[str | int] | None, data: Any, most: int, copies: Copies
-) -> tuple[Columns, list[Any], int]:
-    """Return column names, copies of the first rows, and the number of all, of a `wandb.Table`, data frame or rows."""
-    names, rows, total = _columns_and_rows(columns, data, most)
-    if not (_LISTS.issuperset(map(type, rows)) and {len(names)}.issuperset(map(len, rows))):
-        for number, row in enumerate(rows):
-            if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
-                what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
-                raise ConfigurationError(
-                    f"Row {number} of the table {what}, but its columns are {names}. Pass rows of that length."
-                )
-    if PLAIN.issuperset(map(type, chain.from_iterable(rows))):  # the fast path of most tables: one pass over all cells
-        return names, [list(row) for row in rows], total
-    kept = [
-        list(row) if PLAIN.issuperset(map(type, row)) else [copied_cell(cell, copies) for cell in row] for row in rows
-    ]
-    return names, kept, total
 
 
 def _columns_and_rows(columns: Sequence[str | int] | None, data: Any, most: int) -> tuple[Columns, Sequence[Any], int]:
@@ -274,10 +264,8 @@ def is_frame(value: object) -> bool:
     return hasattr(value, "columns") and hasattr(value, "itertuples")
 
 
-def copied_images(
-    images: Any, per_image: Mapping[str, Sequence[Any]], most: int, copies: Copies
-) -> tuple[list[Picture], int]:
-    """Return copies of the first images, and the number of all; for the arguments and errors see `gathered`."""
+def _gathered_images(images: Any, per_image: Mapping[str, Sequence[Any]], limit: int | None) -> Gathered:
+    most, copies = _checked_limit(limit, "images"), Copies()
     if not isinstance(images, (list, tuple)):
         raise ConfigurationError(
             f"gathered was given {type(images).__name__}, but takes a wandb.Table, a data frame, a list of rows "
@@ -295,7 +283,7 @@ def copied_images(
     for number, image in enumerate(images[:most]):
         own = {name: values[number] for name, values in per_image.items() if values[number] is not None}
         kept.append(copied_picture(image, own, copies))
-    return kept, len(images)
+    return Gathered("images", kept, len(images), most, copies=copies)
 
 
 def encoded_row(row: Sequence[Any], make_image: MakeImage) -> bytes:
@@ -381,16 +369,13 @@ def _numbered(columns: Iterable[str | int]) -> list[tuple[str | int, int]]:
     return numbered
 
 
-def merged_images(parts: Sequence[Part]) -> MergedImages | None:
-    """Return all images, with captions that begin with the rank; `None` if there are none."""
+def whole(kind: Kind, parts: Sequence[Part]) -> MergedTable | MergedImages | None:
+    """Merge tables, or images, whose captions get the rank, by ascending rank; `None` if there are no images."""
+    if kind == "table":
+        return merged_table(parts)
     pictures = []
     for rank, picture in ((part.rank, picture) for part in parts for picture in part.items):
         caption = picture.beside.get("caption")
         caption = f"rank {rank}" if caption is None else f"rank {rank}: {caption}"
         pictures.append(picture._replace(beside={**picture.beside, "caption": caption}))
     return MergedImages(pictures) if pictures else None
-
-
-def whole(kind: Kind, parts: Sequence[Part]) -> MergedTable | MergedImages | None:
-    """Merge tables or images, given by ascending rank; `None` if there are no images."""
-    return merged_table(parts) if kind == "table" else merged_images(parts)

@@ -55,19 +55,10 @@ class Layout:
         # fit the layout. The NaNs of maxima and minima are counted in the sums.
         self.sum_sizes: list[int] = [2 * len(nodes), *(one.numel for one in states if one.kind in IN_SUMS + IN_MAXIMA)]
         self.max_sizes: list[int] = [state.numel for state in states if state.kind in IN_MAXIMA]
+        self.sums: int = sum(self.sum_sizes)
+        self.maxima: int = sum(self.max_sizes)
         self.gathered: int = sum(state.kind not in IN_SUMS + IN_MAXIMA for state in states)
-
-    @property
-    def sums(self) -> int:
-        return sum(self.sum_sizes)
-
-    @property
-    def maxima(self) -> int:
-        return sum(self.max_sizes)
-
-    @property
-    def has_blob(self) -> bool:
-        return self.is_local or self.gathered > 0
+        self.has_blob: bool = is_local or self.gathered > 0
 
     @cached_property
     def signature(self) -> str:

@@ -228,24 +228,19 @@ def kept(kind: str, held: Any) -> Any:
 def joined(items: Sequence[Tensor]) -> list[Tensor]:
     """Join the tensors of a `"cat"` state: the joined tensor and the lengths; `[]` if there are none."""
     import torch
+    from torchmetrics.utilities import dim_zero_cat
 
     if not items:
         return []
     lengths = [item.shape[0] if item.ndim else _NO_LENGTH for item in items]
-    return [_concatenated(items), torch.tensor(lengths, dtype=torch.int64, device="cpu")]
-
-
-def _concatenated(items: Sequence[Tensor]) -> Tensor:
-    """Return what torchmetrics makes of them, in `memory`."""
-    import torch
-    from torchmetrics.utilities import dim_zero_cat
-
     size, kinds = sum(item.nbytes for item in items), {(item.dtype, item.device.type) for item in items}
     if not size or len(kinds) > 1 or not items[0].is_cpu:
-        return dim_zero_cat(list(items))
-    rows = [item.detach() if item.ndim else item.detach().unsqueeze(0) for item in items]
-    whole = torch.frombuffer(memory(size), dtype=items[0].dtype)
-    return torch.cat(rows, out=whole.reshape(-1, *rows[0].shape[1:]))
+        whole = dim_zero_cat(list(items))
+    else:  # the same, in `memory`
+        rows = [item.detach() if item.ndim else item.detach().unsqueeze(0) for item in items]
+        whole = torch.frombuffer(memory(size), dtype=items[0].dtype)
+        whole = torch.cat(rows, out=whole.reshape(-1, *rows[0].shape[1:]))
+    return [whole, torch.tensor(lengths, dtype=torch.int64, device="cpu")]
 
 
 def separated(pair: Sequence[Tensor]) -> list[Tensor]:

@@ -80,6 +80,7 @@ class Snapshot:
         fallback: str | None,  # why the value cannot be merged exactly, as a sentence; `None` if it can
     ) -> None:
         self.fallback = fallback
+        self.metric: str = type(shell.value).__name__  # that was logged
         self._layout = layout
         self._own = layout
         self._found = found
@@ -96,11 +97,6 @@ class Snapshot:
     def is_loose(self) -> bool:
         """Whether some of this rank's states do not fit the layout and are sent in full."""
         return not all(self._fits)
-
-    @property
-    def metric(self) -> str:
-        """Name of the class that was logged."""
-        return type(self._shell.value).__name__
 
     def is_ready(self) -> bool:
         """Return whether the states can be read without waiting for a device."""

@@ -116,7 +116,10 @@ class Decoder:
     def decoded(self, record: bytes) -> Record | None:
         """Return a record; `None` if it is not of a wanted kind, or cannot be decoded."""
         try:
-            number, content = _kind_of(record)
+            number, content = 0, b""  # the last kind of a record that has several fields; parts of one are joined
+            for field, start, begin, end in fields(record):
+                if field not in ENVELOPE and record[start] & 7 == BYTES:
+                    number, content = field, (content if field == number else b"") + record[begin:end]
             kind, schema = KINDS.get(number, ("", {}))
             if kind and kind not in self._skipped:
                 return kind, self.row(content) if number == _HISTORY else _message(content, schema)
@@ -214,16 +217,6 @@ _JSON = json.JSONDecoder(parse_int=_number, parse_float=_number, parse_constant=
 def whole(number: float) -> float:
     """Return a number as W&B's reader prints it: as an integer if it has no fraction and is below 1e21."""
     return number if number % 1 else int(number) if abs(number) < _FIRST_WITH_EXPONENT else float(number)
-
-
-def _kind_of(record: bytes) -> tuple[int, bytes]:
-    """Return the last kind of a record that has several fields, and its content."""
-    kind, content = 0, b""
-    for number, start, begin, end in fields(record):
-        if number not in ENVELOPE and record[start] & 7 == BYTES:
-            content = (content if number == kind else b"") + record[begin:end]  # parts of one message are joined
-            kind = number
-    return kind, content
 
 
 def _message(content: bytes, schema: _Schema) -> dict[str, Any]:

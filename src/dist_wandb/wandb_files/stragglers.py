@@ -66,7 +66,6 @@ class Timing:
     smallest: float = 0.0  # of the smallest times
 
     def add(self, rank: int, largest: float, mean: float, smallest: float) -> None:
-        """Add a row."""
         self.counts[rank] += 1
         self.rows += 1
         self.largest, self.mean, self.smallest = self.largest + largest, self.mean + mean, self.smallest + smallest

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.tracking import GeneralTracker
 from accelerate_state import QUICK, Recorder, accelerator_with, look_like, quick
 from fakes import FakeWandb
+from processes import run_python
 from torchmetrics import MeanMetric
 
 from dist_wandb import DistWandbTracker, get_run
@@ -453,5 +452,4 @@ def test_a_process_without_a_session_ends_after_its_query_of_the_store() -> None
         "from dist_wandb.job.timed_caller import BackgroundPoll; "
         "DistWandbTracker(); BackgroundPoll(lambda: time.sleep(1) or print('answered'), 1.0).result()"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    assert "answered" in ended.stdout
+    assert "answered" in run_python(script)

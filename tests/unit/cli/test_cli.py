@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offline_runs import refuse_to_scan, sidecar_record
+from processes import run_python
 from record_files import end, header, run, write_run
 from report_runs import history
 from stored import read_run
@@ -104,8 +105,7 @@ def test_a_terminal_is_told_of_work_that_takes_more_than_a_second() -> None:
 
 def test_the_command_line_imports_neither_torch_nor_wandb() -> None:
     code = "import sys, dist_wandb.cli; print({'torch', 'wandb', 'lightning', 'accelerate'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert run_python(code) == "set()"
 
 
 @pytest.mark.slow

@@ -229,6 +229,15 @@ def test_states_that_cannot_be_copied_from_a_device_are_reported(caplog: pytest.
     snapshot.to_host = broken  # type: ignore[method-assign]
     assert one.series("cat", snapshot, [known]) == known, "it has the same layout"
     assert "the states of 'cat' on rank 0 cannot be sent: RuntimeError('device lost')" in caplog.text
+    one.keep(Key(known, 1, 0), snapshot)
+    assert "'cat' on rank 0 has no part in its row: RuntimeError('device lost')" in caplog.text
+    caplog.clear()
+    one.keep(Key(known, 2, 0), kept := take_snapshot(metric))
+    kept.to_host = broken  # type: ignore[method-assign]
+    keys = [Key(known, step, 0) for step in (1, 2)]
+    Replayed(1).exchange(keys[1], [one], [one])
+    assert "'cat' on rank 0 has no part in its row: RuntimeError('device lost')" in caplog.text
+    assert [one.pop_values(key) for key in keys] == [({}, 0)] * 2
 
 
 TWO_STATES = framed(encode([torch.tensor([1.0]), torch.tensor([2.0])]))  # as of another class of the same name

@@ -47,8 +47,7 @@ def cells(*names: str, step: int = 0) -> list[Key]:
     return [Key(name, step, 0) for name in names]
 
 
-def late(values: str) -> str:
-    return f"late with {values}."
+LATE = "late with %s."
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -58,12 +57,12 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_reports_list_a_few_names_and_positions(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
-    reports.values("one", cells("loss", step=3), late)
-    reports.values("some", [*cells("a", "b", step=3), *cells("a", step=4), *cells("a", step=5)], late)
-    reports.values("many", cells(*"abcde"), late)
-    reports.values("without a step", [Key("loss", None, 6)], late)
-    reports.values("metric", cells("accuracy\0metric\0[1, 2]"), late)
-    reports.values("nothing", [], late)
+    reports.values("one", cells("loss", step=3), LATE)
+    reports.values("some", [*cells("a", "b", step=3), *cells("a", step=4), *cells("a", step=5)], LATE)
+    reports.values("many", cells(*"abcde"), LATE)
+    reports.values("without a step", [Key("loss", None, 6)], LATE)
+    reports.values("metric", cells("accuracy\0metric\0[1, 2]"), LATE)
+    reports.values("nothing", [], LATE)
     assert logged(caplog) == [
         "dist_wandb: late with 'loss' at step 3.",
         "dist_wandb: late with 'a', 'b' at step 3 and in 2 more rows.",
@@ -77,11 +76,11 @@ def test_a_continuing_problem_is_reported_once_with_a_later_count(
     reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in range(5):
-        reports.values("late", cells("a", "b", step=step), late)
+        reports.values("late", cells("a", "b", step=step), LATE)
         clock.now += 9
     assert logged(caplog) == ["dist_wandb: late with 'a', 'b' at step 0."]
     clock.now += 20
-    reports.values("late", cells("a", step=7), late)
+    reports.values("late", cells("a", step=7), LATE)
     assert logged(caplog) == [
         "dist_wandb: late with 'a' at step 7. Since the last message of this kind there were 8 more."
     ]
@@ -91,7 +90,7 @@ def test_recurring_problems_are_reported_less_and_less_often(
     reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(1000):
-        reports.values("late", cells("a"), late)
+        reports.values("late", cells("a"), LATE)
         clock.now += 30
     assert len(logged(caplog)) == 3  # after 0, 10 and 20 quiet seconds; 40 never pass
 
@@ -100,12 +99,12 @@ def test_consequences_of_a_reported_problem_are_not_reported(
     reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not reports.follows("late", "silent")
-    reports.values("silent", cells("a"), late)
+    reports.values("silent", cells("a"), LATE)
     assert reports.follows("late", "silent")
     clock.now += 100
     assert not reports.follows("late", "silent")
     reports.expect("other")
-    reports.values("other", cells("a"), late)
+    reports.values("other", cells("a"), LATE)
     assert len(logged(caplog)) == 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import subprocess
 import sys
 import warnings
 import weakref
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from merging import Ranks
+from processes import run_python
 from torch import Tensor
 from torchmetrics import (
     CatMetric,
@@ -636,5 +636,4 @@ def test_is_metric_imports_neither_torch_nor_torchmetrics() -> None:
         "assert not is_metric(object()); assert not is_metric(1);"
         "print('torch' in sys.modules, 'torchmetrics' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert run_python(code) == "False False"

@@ -8,17 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from limits import Limit
-from stored import find_runs
+from stored import find_runs, touch
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import finding
 from dist_wandb.wandb_files.finding import find_files, natural_order
-
-
-def touch(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path
 
 
 def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:

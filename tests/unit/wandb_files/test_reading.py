@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from limits import Limit
 from offline_runs import sidecar_record
 from record_files import content_of, of_json
-from stored import find_runs, read_files, read_history, read_run
+from stored import find_runs, read_files, read_history, read_run, touch
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
@@ -49,12 +49,6 @@ def write_run(tmp_path: Path) -> WriteRun:
         return path
 
     return write
-
-
-def touch(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path
 
 
 # --- read_run ---------------------------------------------------------------------------------------------------------

@@ -11,18 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from limits import Limit
-from record_files import BLOCK, framed
+from record_files import BLOCK, framed, varint
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import record_file
 from dist_wandb.wandb_files.record_file import copy_without, records_of
 
 HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT, ENVIRONMENT = 2, 3, 7, 13, 18, 26
-
-
-def varint(value: int) -> bytes:
-    low, rest = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
 
 def field(number: int, content: bytes) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from operator import itemgetter
@@ -123,8 +123,13 @@ class Curve:
 
     def _shorten(self) -> None:
         """Join points and stretches until there are no more stretches than the budget allows."""
-        typical = max((stretch.number for stretch in self._stretches), default=1)
-        self._stretches += _joined_points(self._x, self._y, typical)
+        size = max((stretch.number for stretch in self._stretches), default=1)
+        for begin in range(0, len(self._y), size):  # in the order in which the points were added
+            xs, ys = self._x[begin : begin + size], self._y[begin : begin + size]
+            low, high = min(ys), max(ys)
+            smallest, largest = (xs[ys.index(low)], low), (xs[ys.index(high)], high)
+            total = sum(ys)  # may be infinite; `math.fsum` would raise
+            self._stretches.append(Stretch(len(ys), total, (xs[0], ys[0]), smallest, largest, (xs[-1], ys[-1])))
         self._x, self._y = [], []
         self._stretches = _at_most(self._budget.each, self._stretches)
 
@@ -135,21 +140,6 @@ def _at_most(most: int, stretches: list[Stretch]) -> list[Stretch]:
         pairs = zip_longest(stretches[::2], stretches[1::2])
         stretches = [one.joined(other) if other else one for one, other in pairs]
     return stretches
-
-
-def _joined_points(xs: Sequence[float], ys: Sequence[float], size: int) -> Iterator[Stretch]:
-    """Join points, in the order in which they were added, into stretches of `size` points each."""
-    for begin in range(0, len(ys), size):
-        part = ys[begin : begin + size]
-        low, high = min(part), max(part)
-        yield Stretch(
-            len(part),
-            sum(part),  # may be infinite; `math.fsum` would raise
-            (xs[begin], part[0]),
-            (xs[begin + part.index(low)], low),
-            (xs[begin + part.index(high)], high),
-            (xs[begin + len(part) - 1], part[-1]),
-        )
 
 
 def edges_of(curves: Iterable[Sequence[Stretch]], most: int) -> list[float]:

@@ -56,7 +56,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -248,7 +248,7 @@ class Membership:
         summaries = self.generations.summaries(generation)
         is_first = summaries.append([self._unit.index, checkpoint.round]) == 1
         self.generations.mark_broken(generation)  # afterwards: who found it broken knows best whom to wait for
-        read: dict[int, int] = {}
+        departures, read = self.presence.departures, dict[int, int]()
 
         def claimed() -> Generation | None:
             following = self.generations.following(generation)
@@ -256,28 +256,22 @@ class Membership:
 
         def are_complete() -> bool:
             read.update(dict(summaries.read_new()))
-            gone = self.presence.departures.among(generation.members) | self.forming.missing
+            gone = departures.among(generation.members) | self.forming.missing
             return (read.keys() | gone).issuperset(generation.members)
 
         def claim() -> Generation:
+            """Claim it with the members that have published their last round and are not gone."""
             are_complete()  # reads new summaries
-            return self._claim_next(generation, read, closed)
+            known = {**read, **departures.rounds.get(generation.number, {}), **read}  # if equal, one that is here
+            source = max(known, key=known.__getitem__)
+            members = tuple(sorted(read.keys() - departures.known.keys()))
+            finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
+            departures.known.update({one: Departure("finished", self.presence.global_rank(one)) for one in finished})
+            following = Generation(generation.number + 1, members, (), known[source], source)
+            return self.claim(following, generation)
 
         patience = within if is_first else within + _TERM
         return self._until(claimed, patience) or self.elected(generation.number + 1, claim)
-
-    def _claim_next(
-        self, generation: Generation, rounds: Mapping[int, int], closed: Collection[int] = ()
-    ) -> Generation:
-        """Claim the generation after a broken one, with the members that published their `rounds` and are not gone."""
-        departures = self.presence.departures
-        known = {**rounds, **departures.rounds.get(generation.number, {}), **rounds}  # if equal, one that is here
-        source = max(known, key=known.__getitem__)
-        members = tuple(sorted(rounds.keys() - departures.known.keys()))
-        finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
-        departures.known.update({one: Departure("finished", self.presence.global_rank(one)) for one in finished})
-        following = Generation(generation.number + 1, members, (), known[source], source)
-        return self.claim(following, generation)
 
     def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""

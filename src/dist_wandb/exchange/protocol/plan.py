@@ -20,7 +20,7 @@ from itertools import chain, count, islice, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Block, Call, Key, Offer, Party, cells_and_axes, parties_of
+from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes, parties_of
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NO_NUMBER, NOTHING, SUMS, Lanes, Number, number_at, placed
 from dist_wandb.exchange.protocol.placing import Known, Owner, Remembered
@@ -83,6 +83,9 @@ class Plan:
         for party in self._parties:
             waiting |= party.ranks if party.left else NOBODY
         return waiting
+
+    def having(self, intent: Intent) -> Ranks:
+        return NOBODY.union(*(ranks for ranks, offer in self.offers.items() if offer.intent is intent))
 
     # The lists
 

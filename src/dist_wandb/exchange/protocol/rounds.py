@@ -40,7 +40,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Ranks
+from dist_wandb.exchange.protocol.contributors import NEVER, Ranks
 from dist_wandb.exchange.protocol.plan import Plan, Taken
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
 
@@ -219,11 +219,9 @@ class Rounds:
         if not takes_all:  # calls of before a rank was lost may follow
             table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
         if Intent.CLOSING in each.intent:
-            closing = [ranks for ranks, offer in plan.offers.items() if offer.intent is Intent.CLOSING]
-            table.leave(NOBODY.union(*closing) - waiting)
+            table.leave(plan.having(Intent.CLOSING) - waiting)
         if Intent.FAILING in each.intent:
-            failing = [ranks for ranks, offer in plan.offers.items() if offer.intent is Intent.FAILING]
-            table.ranks.failed = NOBODY.union(*failing)
+            table.ranks.failed = plan.having(Intent.FAILING)
         finished = list(Conclusion(table, plan.touched, patience).rows()) if table.open else []
         table.memory.forget(table.names)
         told: dict[str, list[Key]] = {"gave up": [], "too late": []}

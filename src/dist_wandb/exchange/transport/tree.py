@@ -62,21 +62,17 @@ class TreeGroup(Group):
         """Reduce numbers in place, the first `summed` by sum, the rest by maximum: in pieces, as in `collect`."""
         size = gloo.PIECE // numbers.element_size()
         for start in range(0, numbers.numel(), size):
-            piece = numbers[start : start + size]
-            self._reduce_piece(piece, min(max(summed - start, 0), piece.numel()))
-
-    def _reduce_piece(self, numbers: torch.Tensor, summed: int) -> None:
-        deadline = time.monotonic() + self.timeout
-        for group in self._groups:
-            if group.rank:
-                group.send_to_first(numbers, [], deadline)
-                break
-            received = self._received.get(group)
-            if received is None or received.shape[1] != numbers.numel():
-                received = self._received[group] = torch.empty((group.size, numbers.numel()), dtype=numbers.dtype)
-            group.send_to_first(numbers, list(received.unbind()), deadline)
-            _reduce_rows(received, numbers, summed)
-        self._hand_down(numbers, deadline)
+            piece, deadline = numbers[start : start + size], time.monotonic() + self.timeout
+            for group in self._groups:
+                if group.rank:
+                    group.send_to_first(piece, [], deadline)
+                    break
+                received = self._received.get(group)
+                if received is None or received.shape[1] != piece.numel():
+                    received = self._received[group] = torch.empty((group.size, piece.numel()), dtype=piece.dtype)
+                group.send_to_first(piece, list(received.unbind()), deadline)
+                _reduce_rows(received, piece, min(max(summed - start, 0), piece.numel()))
+            self._hand_down(piece, deadline)
 
     def _hand_down(self, numbers: torch.Tensor, deadline: float) -> None:
         """Send the numbers of member 0 to all others, in place."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import wait_until
+from processes import run_python, wait_until
 from torch._C import _distributed_c10d
 
 from dist_wandb.session.stalls import evidence
@@ -202,5 +201,4 @@ for turn in range(500):
 print("ended", flush=True)
 os._exit(0)
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "ended\n"
+    assert run_python(script) == "ended"
