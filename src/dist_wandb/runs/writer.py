@@ -67,7 +67,7 @@ class _OpenRow:
     def is_elsewhere(self, x: float | None, *, is_left_open: bool) -> bool:
         """Whether a call at position `x` does not add to this row.
 
-        As in wandb, a call without a position does. So does one that ends a row without one, as a Trainer's rows do.
+        As in wandb, a call without a step does. So does one that ends a row without one, as a Trainer's rows do.
         """
         return x is not None and x != self.x and (self.x is not None or is_left_open)
 
@@ -118,21 +118,22 @@ class RunWriter:
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write a row, or add to the row that earlier calls left open. A call at another step ends that row first.
 
-        Without a step, the row has no x axis. ``commit=False`` leaves the row open; otherwise it is written. Without
-        values, `None` only ends an open row. Tables and images of the ranks that W&B refuses are left out, with a
-        warning.
+        Without a step, the row has the x axis of its values, if any, and adds to an open row, as with wandb.
+        ``commit=False`` leaves the row open; otherwise it is written. Without values, `None` only ends an open row.
+        Tables and images of the ranks that W&B refuses are left out, with a warning.
         """
         x = metrics.get(str(self.step_metric)) if step is None else step
         x = x if isinstance(x, (int, float)) else None
         has_turn = self._turn.acquire(timeout=_LONGEST_TURN)
         try:
-            if self._open is not None and self._open.is_elsewhere(x, is_left_open=commit is False):
+            if step is not None and self._open is not None and self._open.is_elsewhere(x, is_left_open=commit is False):
                 self._end(self._open)
             is_given = step is None or self.step_metric in metrics
             axis = {} if self.step_metric is None or is_given else {self.step_metric: step}
             values = {**with_taken(metrics), **axis}
             if commit is False:
                 self._open = row = self._open or _OpenRow(x)
+                row.x = row.x if x is None else x
                 self._replace(row, values)
                 row.time = time.time()
                 if not _WRITABLE.issuperset(map(type, values.values())):
