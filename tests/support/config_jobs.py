@@ -46,7 +46,7 @@ def sync_of(session: Session) -> ConfigSync:
 
 def connection_of(session: Session) -> Any:
     """Return what asks the job's store about the config of a session."""
-    return sync_of(session)._connection
+    return sync_of(session).connection
 
 
 def begin_to_open(store: dist.Store) -> None:

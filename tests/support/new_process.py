@@ -22,7 +22,6 @@ _KEPT: tuple[tuple[object, str, Callable[[], object]], ...] = (
     (leftovers, "_leftovers", list),
     (null_run, "_notices", Notices),
     (registry, "_sessions", list),
-    (registry.history, "has_begun", bool),
     (remote_session, "_notices", Notices),
     (restart, "_notices", Notices),
     (restart, "_started", Counter),
@@ -33,3 +32,4 @@ def begin_new_process(patch: pytest.MonkeyPatch) -> None:
     """Continue as a process in which nothing has happened, until the patch is undone."""
     for owner, name, make in _KEPT:
         patch.setattr(owner, name, make())
+    registry.begun.clear()

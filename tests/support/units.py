@@ -31,7 +31,7 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit, plan_run
-from dist_wandb.settings.reduction import DEGRADED, UserAxes, check_reduce
+from dist_wandb.settings.reduction import DEGRADED, Definitions, check_reduce
 
 Row = dict[str, Any]
 SOON = 20.0  # seconds, on a busy machine; waiting for other ranks takes longer
@@ -131,7 +131,8 @@ class Ranks:
             plan = plan_run(topology, "auto", "global", "exp")
             run: Any = self.run if rank == 0 else NullRun()
             writer = RunWriter(run, plan, "global_step")
-            arguments: dict[str, Any] = {"spread": self.spread, "user_axes": UserAxes(*self.axes), "index": rank}
+            definitions = functools.partial(Definitions, axes=dict.fromkeys(self.axes, 0))
+            arguments: dict[str, Any] = {"spread": self.spread, "definitions": definitions, "index": rank}
             rows = Rows(writer, check_reduce(self.reduce), rank=rank, **arguments)
             unit = Unit("", rank, self.size, self.first + rank, range(self.first, self.first + self.size))
             find = functools.partial(_itself, job_store)

@@ -125,7 +125,7 @@ def test_wandbs_summary_calls_back_at_each_write(tmp_path: Path) -> None:
     assert summary_of(run) is run.summary, "read wandb/sdk/wandb_summary.py of this version, then adapt SUMMARY_WRITTEN"
     summary: Any = run.summary
     writes = SummaryWrites()
-    remove = writes.follow(run)
+    removals = writes.follow(run)
     run.log({"loss": 0.5, "a": {"b": 1, "c": 1}, "gone": 1})
     summary["loss"] = 9
     summary["a"]["b"] = 5
@@ -138,7 +138,8 @@ def test_wandbs_summary_calls_back_at_each_write(tmp_path: Path) -> None:
     assert {name for name in summary.keys() if not name.startswith("_")} == {"loss", "a", "acc", "best"}  # noqa: SIM118
     assert [summary[name] for name in ("loss", "acc", "best")] == [9, 1, 2]
     assert dict(summary["a"]) == {"b": 5, "c": 2}
-    remove()
+    for remove in removals:
+        remove()
     summary["loss"] = 10
     assert (writes.count, summary["loss"]) == (4, 10)
     run.finish()

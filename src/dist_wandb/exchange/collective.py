@@ -71,6 +71,7 @@ class CollectiveExchange(Exchange):
             needs_primary=rows.attachments.needs_primary,
             most_open=limits.max_pending_rows,
             hold=2 * limits.linger,
+            hold_of_part=limits.peer_timeout / 3,
         )
         self._hooks = hooks
         self._rows = rows
@@ -303,7 +304,6 @@ class Worker:
 
     def _await_turn(self) -> None:
         destroy_closed()
-        self._context.rows.writing.end_row(time.monotonic())
         self._hooks.between_rounds(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
         self._rounds.side_data.published = self._hooks.publications()

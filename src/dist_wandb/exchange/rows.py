@@ -29,9 +29,9 @@ from dist_wandb.settings.reduction import (
     LARGEST_EXACT_INTEGER,
     TIMES,
     WITHOUT_NANS,
+    Definitions,
     PerRankNames,
     Reduction,
-    UserAxes,
     matches_any,
     reduction_of,
 )
@@ -144,7 +144,7 @@ class _Axes:
         place, metrics = (contribution.step, contribution.x), contribution.metrics
         if place != self.place:
             self.of_row, self.has_values = {}, False
-        axes, names = self.of_row, [*filter(None, (*self._rows.user_axes.names, self._rows.writer.step_metric))]
+        axes, names = self.of_row, [*filter(None, (*self._rows.definitions().axes, self._rows.writer.step_metric))]
         if not metrics.keys().isdisjoint(names):
             axes = {**axes, **known({name: metrics[name] for name in names if name in metrics})}
         is_end = contribution.step is None if contribution.commit is None else contribution.commit
@@ -155,9 +155,10 @@ class _Axes:
         self, axes: Mapping[str, Any], metrics: Mapping[str, Any], follows: int = 0, *, is_open: bool = False
     ) -> dict[str, Any]:
         """Return the x axes that a row lacks which these metrics end, with the last values in calls of this rank."""
-        since = self._rows.user_axes.since
+        definitions = self._rows.definitions()
+        since = definitions.axes
         self._last.update((axis, one) for axis, one in axes.items() if is_number(one) and follows >= since.get(axis, 0))
-        self._needed.update(map(self._rows.user_axes.of, metrics))
+        self._needed.update(map(definitions.axis_of, metrics))
         if is_open:
             return {}
         needed, self._needed = self._needed & self._last.keys() - axes.keys(), set()
@@ -209,7 +210,7 @@ class Posting:
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
         own = Own({}, commit, contribution.follows, is_value=contribution.is_value) if self._writes else None
-        own_axes = self._rows.user_axes.names
+        own_axes = self._rows.definitions().axes
         if own_axes and (step, x) != self._axes.place:
             self._axes.end(rounds.outbox)
         continues, axes = self._is_open and contribution.in_order, self._axes.take(contribution)
@@ -299,7 +300,7 @@ class Posting:
         label, names, axis = self._writer.label, self._per_rank, self._writer.step_metric
         if label is None or not names.patterns:
             return {}
-        labelled, axes = {}, {axis, *self._rows.user_axes.names}
+        labelled, axes = {}, {axis, *self._rows.definitions().axes}
         for name, value in values.items():
             self._rows.reductions.of(name)  # it is a logged name, also if it is not reduced
             if name in axes or value is None or isinstance(value, ATTACHED):
@@ -345,7 +346,7 @@ class Rows:
         reduce: Mapping[str, Reduction] | None,  # by name pattern; the first match applies
         per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # immutable; what ranks also write under their label
         spread: Sequence[str] = (),  # patterns of names whose spread over ranks is wanted
-        user_axes: UserAxes | None = None,  # in this rank's run
+        definitions: Callable[[], Definitions] = Definitions,  # of metrics, in this rank's run
         # `runs.summary.SummaryWrites`: after each row, keeps what the user has written there since; before each row,
         # does what the user did with the run before its call
         keep_summary: Callable[..., None] = lambda *_, **__: None,
@@ -358,7 +359,7 @@ class Rows:
     ) -> None:
         self.writer = writer
         self.rank = rank
-        self.user_axes: UserAxes = user_axes or UserAxes()
+        self.definitions = definitions
         self.keep_summary = keep_summary
         self.act = act
         self.first: int | None = first if counts else None
@@ -378,7 +379,7 @@ class Rows:
 
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
-        return [name for name in self.user_axes.names if not reduction_of(name, self.reductions.chosen)[0]]
+        return [name for name in self.definitions().axes if not reduction_of(name, self.reductions.chosen)[0]]
 
     def x(self, x: int) -> int | None:
         """Return the position of a row on the x axis of this rank's run; `x` as in `protocol.calls.Call`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from dist_wandb.exchange.rows import Rows
 
 _log = logging.getLogger("dist_wandb")
-_LEFT_OPEN = 2.0  # seconds after which a row is ended that a call with a step left open for more values of this step
 _REMEMBERED = 32_768  # own numbers that are kept for corrections
 _MOST_FORMS = 4096  # tuples of names that are kept
 
@@ -102,10 +100,9 @@ class _OpenRow(NamedTuple):
 
     values: Mapping[str, Any]
     x: int | None  # its position
-    since: float  # the time of its last value, in seconds
 
 
-_NONE = _OpenRow({}, None, 0.0)
+_NONE = _OpenRow({}, None)
 
 
 class Writing:
@@ -138,9 +135,9 @@ class Writing:
             step, x = rows[-1].step, rows[-1].x
             self.last_position = f"row {-x}" if step is None and x < 0 else f"step {self._rows.x(x)}"
 
-    def end_row(self, now: float = math.inf) -> None:
-        """End a row that was left open, if that is some time ago."""
-        if self._open.values and now - self._open.since >= _LEFT_OPEN:
+    def end_row(self) -> None:
+        """End a row that was left open."""
+        if self._open.values:
             self._write({}, None, commit=None)
             self._rows.keep_summary({}, None, None, is_open=False, serial=0)
 
@@ -240,7 +237,7 @@ class Writing:
             self._open = _NONE
         else:
             before = self._open.values if x == self._open.x else {}
-            self._open = _OpenRow({**before, **row}, x, time.monotonic())
+            self._open = _OpenRow({**before, **row}, x)
         try:
             self._rows.writer.write(row, x, commit=commit)
         except Exception as error:  # noqa: BLE001  # of W&B

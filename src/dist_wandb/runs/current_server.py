@@ -35,13 +35,10 @@ from dist_wandb.runs.client_settings import (
     workspace_settings,
     workspace_values,
 )
-from dist_wandb.runs.requested import user_setting
 from dist_wandb.runs.wandb_private import inherits_service
 
 if TYPE_CHECKING:
     import wandb
-
-    from dist_wandb.runs.requested import Mode
 
 TRUST_OPTION = "--trust-server"
 """Option of all commands that allows the API key to go to a server; its value is the server's address."""
@@ -73,7 +70,7 @@ class Destination:
 class Setup:
     """How wandb is set up in this environment."""
 
-    mode: Mode | None  # of `wandb.init`; `None` if it would raise
+    mode: requested.Mode | None  # of `wandb.init`; `None` if it would raise
     problem: str  # why it would raise; empty otherwise
     server: Destination | None  # `None` if `wandb.init` would raise
     entity: str | None  # owner of new runs, if set
@@ -153,12 +150,12 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
     with suppress(ConfigurationError):  # wandb.init raises it
         if requested.mode(init_arguments) != "online":
             return
-        if user_setting(init_arguments, "base_url") is None:
+        if requested.user_setting(init_arguments, "base_url") is None:
             server = destination()
             if not server.takes_key and server.source in map(str, paths):
                 found.append(f"base_url ({server.shown})")
         for name in _TRANSPORT_SETTINGS:
-            is_set = user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ
+            is_set = requested.user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ
             if not is_set and set(workspace_values(name).values()) - set(users_values(name).values()):
                 found.append(name)
     if found and _notices.is_first("workspace"):

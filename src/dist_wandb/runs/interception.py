@@ -17,19 +17,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dist_wandb.runs.null_run import SETTABLE, LikeRun, NullPart, NullRun, is_private_name, public_names
+from dist_wandb.runs.null_run import SETTABLE, AnyRun, LikeRun, NullPart, NullRun, is_private_name, public_names
 from dist_wandb.runs.requested import reinit
 from dist_wandb.runs.run_metadata import running_run
 
 if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-
     from typing_extensions import Self
-
-    from dist_wandb.runs.null_run import AnyRun
 
 _FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "timed", "topology", "url")
 _MODULE_FUNCTIONS = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import wandb
     from typing_extensions import Self
 
-    Run: TypeAlias = wandb.Run
-    AnyRun: TypeAlias = "wandb.Run | NullRun"
+Run: TypeAlias = "wandb.Run"
+AnyRun: TypeAlias = "wandb.Run | NullRun"
 
 _METHODS = frozenset({"alert", "config", "define_metric", "finish", "log", "log_artifact", "save", "summary", "watch"})
 # Private names of runs of some version that integrations use.

@@ -22,20 +22,16 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import Any, NoReturn, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
-from dist_wandb.job.job_store import SharedList
+from dist_wandb.job.job_store import JobStore, SharedList
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import client_settings, requested, wandb_init, wandb_private
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.writer import define_step_metric
-
-if TYPE_CHECKING:
-    from dist_wandb.job.job_store import JobStore
-    from dist_wandb.job.model import Topology
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.settings.options import Options
-    from dist_wandb.settings.plan import RunPlan
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
 

@@ -23,22 +23,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dist_wandb.errors import DistWandbError
+from dist_wandb.job.model import Topology
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import wandb_private
 from dist_wandb.runs.interception import original
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
-from dist_wandb.runs.wandb_private import with_media_directory, with_warnings_alone
-
-if TYPE_CHECKING:
-    from dist_wandb.job.model import Topology
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.runs.writer import Axes
-    from dist_wandb.settings.plan import RunPlan
+from dist_wandb.runs.writer import Axes
+from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
 
@@ -46,22 +43,17 @@ _UNSAFE = 4.0  # seconds until a row is certainly on disk; wandb's process flush
 _MOST_UNSAFE = 20_000  # rows kept for that time
 
 
+@dataclass(eq=False, repr=False)
 class Record:
     """Logs rows into a run or, if that is lost, into the one on disk that `reopen` opens with its id and config."""
 
-    def __init__(
-        self,
-        run: AnyRun,
-        rank: int,
-        reopen: Callable[[str, Mapping[str, Any]], AnyRun],
-        paths: Paths | None = None,  # of the names that are nested in the run
-        axes: Axes | None = None,  # `None`: the session defines no x axis for all names
-    ) -> None:
-        self.run = run
-        self._paths: Paths = {} if paths is None else paths
-        self._axes = axes
-        self._rank = rank
-        self._reopen = reopen
+    run: AnyRun
+    _rank: int
+    _reopen: Callable[[str, Mapping[str, Any]], AnyRun]
+    _paths: Paths = field(default_factory=dict)  # of the names that are nested in the run
+    _axes: Axes | None = None  # `None`: the session defines no x axis for all names
+
+    def __post_init__(self) -> None:
         self._unsafe: deque[_LoggedRow] = deque(maxlen=_MOST_UNSAFE)
         self._parts: list[_LoggedRow] = []  # of the row that is not committed
         self._lock = threading.RLock()  # a signal handler may log in the middle of the replacement
@@ -85,14 +77,14 @@ class Record:
         try:
             for name, given in self._axes.due(row) if self._axes is not None else ():
                 original(run, "define_metric")(name, **given)
-            with_media_directory(lambda: self._log(run, logged))
+            wandb_private.with_media_directory(lambda: self._log(run, logged))
         except Exception as error:
             if not wandb_private.has_lost_service(run, error):
                 raise
             if not self.replace(run, error):
                 self._late.append(logged)
                 return
-            with_media_directory(lambda: self._log(self.run, logged))
+            wandb_private.with_media_directory(lambda: self._log(self.run, logged))
         if kwargs.get("commit") is False:
             self._parts.append(logged)
             return
@@ -111,7 +103,7 @@ class Record:
         """Return what W&B stores of a value at this moment, as `wandb_private.stored`; raise its error about it."""
         run = self.run
         try:
-            return with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
+            return wandb_private.with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
         except Exception as error:
             if not wandb_private.has_lost_service(run, error) or not self.replace(run, error):
                 raise
@@ -203,7 +195,7 @@ def _is_number(value: Any) -> bool:
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Limit wandb to warnings where its hint to "wandb sync" is wrong (shared, on disk), or another rank gives it."""
     is_quiet = (plan.has_writers and is_offline(run)) or (plan.is_one_of_several and not plan.announces)
-    return with_warnings_alone(init_arguments, on=bool(run) and is_quiet)
+    return wandb_private.with_warnings_alone(init_arguments, on=bool(run) and is_quiet)
 
 
 def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:

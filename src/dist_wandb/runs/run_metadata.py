@@ -13,12 +13,11 @@ from urllib.parse import quote
 
 from dist_wandb.runs import requested
 from dist_wandb.runs.client_settings import without_password
-from dist_wandb.runs.requested import wandb_directory
 from dist_wandb.settings.config_values import encoded, filled, given_values, publishable, without_secrets
+from dist_wandb.settings.plan import RunPlan
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
-    from dist_wandb.settings.plan import RunPlan
 
 METADATA = frozenset(
     {
@@ -126,7 +125,7 @@ def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline
     about.update(id=run_id, path="/".join(path), tags=tuple(arguments.get("tags") or ()), resumed=False)
     return {
         **about,
-        "dir": str(wandb_directory(arguments)),
+        "dir": str(requested.wandb_directory(arguments)),
         "offline": mode == "offline",
         "disabled": mode == "disabled",
     }

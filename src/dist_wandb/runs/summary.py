@@ -23,17 +23,14 @@ from contextlib import suppress
 from copy import copy
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dist_wandb.payloads.devices import PLAIN, known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import interception, wandb_private
-from dist_wandb.runs.null_run import NullRun, Statistics
+from dist_wandb.runs.null_run import AnyRun, NullRun, NullSummary, Statistics
 from dist_wandb.runs.wandb_media import shown_values
-from dist_wandb.settings.reduction import matches_any
-
-if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun, NullSummary
+from dist_wandb.settings.reduction import Definitions
 
 _log = logging.getLogger("dist_wandb")
 _OVER = object()  # marks a value whose row has ended
@@ -61,36 +58,24 @@ class LastLogged:
     have left a lock held. So a value is taken out of its own call, which a later call may have replaced meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, axis: str | None) -> None:
         self.paths: Paths = {}  # of the names that are nested in the run
         self.stand_in: NullSummary | None = None  # of a rank without a run: answers instead
         self._calls: dict[str, _Call] = {}  # the last call of each name
-        # What the summary has of names whose summary is not the last value, such as `("max",)`, by their patterns.
-        self._defined: dict[str, tuple[str, ...]] = {}
-        self._statistics: dict[str, Statistics] = {}  # of these names
+        self.definitions = Definitions(axis)
+        self._statistics: dict[str, Statistics] = {}  # of names whose summary is not the last value
 
-    def note_definition(self, name: Any, summary: Any) -> None:
-        """Note that `define_metric` gave names another summary than the last value."""
-        if isinstance(summary, str) and summary and isinstance(name, str):
-            self._defined = {**self._defined, name: tuple(summary.lower().split(","))}  # another thread reads it
-            for one, statistics in self._statistics.items():
-                statistics.shown = self._shown(one)
-
-    def has_definition(self, name: str) -> bool:
-        """Whether the summary has something else than the last value of a name."""
-        return bool(self._shown(name))
-
-    def _shown(self, name: str) -> tuple[str, ...]:
-        """Return what the summary has of a name; nothing for the last value itself."""
-        patterns = [name] if name in self._defined else [one for one in self._defined if matches_any(name, [one])]
-        shown = self._defined[max(patterns, key=len)] if patterns else ()
-        return () if "copy" in shown else shown
+    def define(self, name: str, given: Mapping[str, Any], since: int = 0) -> None:
+        self.definitions = self.definitions.followed_by(name, given, since)  # another thread reads it
+        for one, statistics in self._statistics.items():
+            statistics.shown = self.definitions.summary_of(one)
 
     def show(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
-        defined = [name for name in row if self._shown(name)] if self._defined else ()
-        for name in defined:
-            self._statistics.setdefault(name, Statistics(self._shown(name))).add(row[name])
+        found = {name: self.definitions.summary_of(name) for name in row} if self.definitions.given else {}
+        defined = {name: shown for name, shown in found.items() if shown}
+        for name, shown in defined.items():
+            self._statistics.setdefault(name, Statistics(shown)).add(row[name])
         if self.stand_in is not None:
             self.stand_in.show(row, self.paths, {name: self._statistics[name] for name in defined})
         else:
@@ -121,7 +106,8 @@ class LastLogged:
         logged = {name: call.row.get(name, _OVER) for name, call in self._calls.copy().items()}
         last = {name: value for name, value in logged.items() if value is not _OVER}
         found = {name: value for name, one in self._statistics.items() if name in last and (value := one.value())}
-        plain = {name: value for name, value in last.items() if name not in self._statistics or not self._shown(name)}
+        shown = self.definitions.summary_of
+        plain = {name: value for name, value in last.items() if name not in self._statistics or not shown(name)}
         return nested(known({**shown_values(plain), **found}), self.paths, read())
 
 
@@ -169,7 +155,7 @@ class SummaryWrites:
         self._x: int | None = None  # its position
         self._newest = _Newest(axis)
         self._restoring: int | None = None  # the thread that writes newer values
-        self.logged: LastLogged = LastLogged()
+        self.logged: LastLogged = LastLogged(axis)
         self._actions: deque[tuple[int, Callable[[], Any]]] = deque()
         # What was done last with a stand-in, by name: for the run, if this rank becomes the one that writes it.
         self._aside: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
@@ -177,28 +163,21 @@ class SummaryWrites:
         self._summary: Any = None
         self._is_other_run = False  # it has the rows of the lost run, but not these writes
 
-    def follow(self, run: AnyRun) -> Callable[[], None]:
-        """Note each write into the summary of a run from now on; return a function that ends this."""
+    def follow(self, run: AnyRun) -> list[Callable[[], None]]:
+        """Note each write into the summary of a run from now on; return functions that end this."""
         self.logged.stand_in = run.summary if isinstance(run, NullRun) else None
         if isinstance(run, NullRun):
-            run.summary.note_by(
-                lambda name, value: self._set_aside(name, lambda run: run.summary.update({name: value}))
-            )
-            return lambda: None
+            run.summary.note_by(lambda name, value: self.set_aside(name, lambda run: run.summary.update({name: value})))
+            return []
         summary = wandb_private.summary_of(run)
         if summary is None:
-            return lambda: None
+            return []
         end_notes = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
         end_reads = wandb_private.answer_reads(summary, self.logged.read)
         self._is_other_run = self._write is not None
         self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)
         self._summary = summary
-
-        def remove() -> None:
-            end_notes()
-            end_reads()
-
-        return remove
+        return [end_notes, end_reads]
 
     def put_off(self, action: Callable[[], Any]) -> None:
         """Carry out an action after the rows of the calls before it, and before those of the calls after it."""
@@ -206,15 +185,11 @@ class SummaryWrites:
         self._actions.append((number, action))
         self.count = number
 
-    def _set_aside(self, key: Any, action: Callable[[AnyRun], Any]) -> None:
+    def set_aside(self, key: Any, action: Callable[[AnyRun], Any]) -> None:
+        """Keep what was done with a stand-in."""
         number = next(self._numbers)
         self._aside[key] = number, action
         self.count = number
-
-    def define_aside(self, define_metric: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Accept a definition on a rank without a run."""
-        self._set_aside(("define", name), lambda run: run.define_metric(name, *args, **kwargs))
-        return define_metric(name, *args, **kwargs)
 
     def continue_from(self, former: SummaryWrites, run: AnyRun) -> None:
         """Do with a run what was set aside for it, at the same place among the rows, which are yet to be written."""
@@ -287,9 +262,8 @@ class SummaryWrites:
 
     def _restore(self, newest: Mapping[str, Any]) -> None:
         """Write the newest plain values of names that a row with older ones has replaced."""
-        plain = {
-            name: value for name, value in newest.items() if value is not None and not self.logged.has_definition(name)
-        }
+        shown = self.logged.definitions.summary_of
+        plain = {name: value for name, value in newest.items() if value is not None and not shown(name)}
         if plain and self._summary is not None:
             self._restoring = threading.get_ident()
             try:

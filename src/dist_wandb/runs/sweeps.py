@@ -12,13 +12,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_wandb.runs import wandb_private
 from dist_wandb.runs.requested import check_id, given, variable
-
-if TYPE_CHECKING:
-    from dist_wandb.settings.plan import RunPlan
+from dist_wandb.settings.plan import RunPlan
 
 _OF_AGENT = ("id", "project", "entity")  # arguments that the agent determines
 _VALUES = "WANDB_SWEEP_PARAM_PATH"

@@ -28,20 +28,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import UnavailableError
+from dist_wandb.job.model import Topology
 from dist_wandb.runs import interception, requested, sweeps
 from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_line
 from dist_wandb.runs.current_server import warn_of_workspace
-from dist_wandb.runs.requested import wandb_directory
+from dist_wandb.runs.null_run import Run
 from dist_wandb.runs.wandb_private import drop_inherited_service, with_warnings_alone
-from dist_wandb.settings.plan import unit_run_id
+from dist_wandb.settings.plan import RunPlan, unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
 
 if TYPE_CHECKING:
     import wandb
-
-    from dist_wandb.job.model import Topology
-    from dist_wandb.runs.null_run import Run
-    from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
 
@@ -149,7 +146,7 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
     has_own_directory = plan.own_directory or plan.attaches
     mode = requested.mode(given) if has_own_directory or plan.has_writers else None
     if has_own_directory and mode != "disabled":  # in a common directory, equal ids at equal times would collide
-        arguments["dir"] = str(wandb_directory(given) / f"rank-{topology.global_rank}")
+        arguments["dir"] = str(requested.wandb_directory(given) / f"rank-{topology.global_rank}")
     if plan.has_writers and mode != "disabled":
         arguments["settings"] = _writer_settings(given.get("settings"), plan, is_online=mode == "online")
         if mode == "online":
@@ -210,7 +207,7 @@ def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: 
     """
     if requested.mode_if_given(arguments) == "disabled":
         return
-    directory = wandb_directory(arguments)
+    directory = requested.wandb_directory(arguments)
     root = directory.parent
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)

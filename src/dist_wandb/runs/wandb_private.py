@@ -18,15 +18,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dist_wandb.runs.client_settings import one_line
 from dist_wandb.runs.interception import intercept, original
+from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.requested import user_setting
 from dist_wandb.settings.config_values import decoded, encoded, given_values
-
-if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun, Run
 
 _log = logging.getLogger("dist_wandb")
 

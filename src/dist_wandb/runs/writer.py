@@ -29,23 +29,21 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
+from dist_wandb.payloads.scalars import Paths
 from dist_wandb.runs.interception import original
+from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.runs.wandb_media import AsLogged, is_media, made_of_merged, may_change, with_taken
-from dist_wandb.settings.reduction import longest_pattern
+from dist_wandb.settings.plan import RunPlan
+from dist_wandb.settings.reduction import Definitions, PerRankNames, longest_pattern
 
 if TYPE_CHECKING:
-    from dist_wandb.payloads.scalars import Paths
-    from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.runs.record import Record
-    from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.settings.reduction import PerRankNames
 
 _log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 """Name of the x axis of runs, unless an integration uses another one."""
 _OURS = {"step_metric": STEP_METRIC, "step_sync": False}  # the definition of a name on our axis
-_PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 _TIME = "_timestamp"  # W&B's name of the time of a row
 _REFUSED = "that W&B refused"  # a cause of `RunWriter.lost`
@@ -63,13 +61,6 @@ class _OpenRow:
     x: float | None  # its position on the x axis, if it is known
     values: dict[str, Any] = field(default_factory=dict)  # those that were not passed to wandb yet
     time: float = 0.0  # when the last of them was logged, in seconds since the epoch
-
-    def is_elsewhere(self, x: float | None, *, is_left_open: bool) -> bool:
-        """Whether a call at position `x` does not add to this row.
-
-        As in wandb, a call without a step does. So does one that ends a row without one, as a Trainer's rows do.
-        """
-        return x is not None and x != self.x and (self.x is not None or is_left_open)
 
 
 class RunWriter:
@@ -126,8 +117,11 @@ class RunWriter:
         x = x if isinstance(x, (int, float)) else None
         has_turn = self._turn.acquire(timeout=_LONGEST_TURN)
         try:
-            if step is not None and self._open is not None and self._open.is_elsewhere(x, is_left_open=commit is False):
-                self._end(self._open)
+            before = self._open
+            # As in wandb, a call without a step adds to the open row; also one that ends a row without, as a Trainer's
+            # rows.
+            if before is not None and step not in (None, before.x) and (before.x is not None or commit is False):
+                self._end(before)
             is_given = step is None or self.step_metric in metrics
             axis = {} if self.step_metric is None or is_given else {self.step_metric: step}
             values = {**with_taken(metrics), **axis}
@@ -260,15 +254,14 @@ class Axes:
     """
 
     def __init__(self) -> None:
-        self._patterns: dict[str, dict[str, Any]] = {}  # the user's definitions of patterns
-        self._exact: dict[str, dict[str, Any]] = {}  # the user's definitions of single names
+        self._definitions = Definitions()  # that the run has
         self._seen: set[str] = set()  # logged names
         self._settled: set[str] = set()  # names that need no further definition
         self._last: dict[str, Any] = {}  # the last value of each of the user's x axes; 0 before the first, as in W&B
 
-    def due(self, row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    def due(self, row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the names of a row that must be defined before it is logged, with their definitions."""
-        new = [name for name in row if name not in self._settled] if self._patterns else []
+        new = [name for name in row if name not in self._settled]
         due = [(name, given) for name in new if (given := self._settled_by(name)) is not None]
         self._settled.update(new)
         self._seen.update(row)
@@ -282,68 +275,51 @@ class Axes:
         """
         for axis in self._last.keys() & row.keys():
             self._last[axis] = row[axis] if isinstance(row[axis], Real) else self._last[axis]
-        media = [name for name, value in row.items() if type(value) not in _WRITABLE] if self._patterns else []
-        longest = (longest_pattern(name, self._patterns) for name in media)
-        patterns = (self._patterns[pattern] for pattern in longest if pattern is not None)
-        axes = (_axis(given) for given in patterns if given.get("step_sync") is not False)
+        media = [name for name, value in row.items() if type(value) not in _WRITABLE] if self._last else []
+        patterns = [longest_pattern(name, self._definitions.given) for name in media]
+        axes = [self._definitions.axis_of(pattern) for pattern in patterns if pattern is not None]
         return {axis: self._last[axis] for axis in axes if axis in self._last and axis not in row}
 
-    def define(self, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+    def define(self, define_metric: Any, name: str, given: dict[str, Any]) -> Any:
         """Pass a definition by the user to `define_metric`, the original method of the run, and record it.
 
         In this order: what wandb refuses must not be repeated for each name, whose rows would be lost.
         """
-        given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
-        axis = _axis(given)
-        is_pattern = isinstance(name, str) and name.endswith("*")
-        given = self._on_our_axis(name, given) if isinstance(name, str) and not is_pattern else given
+        is_pattern = name.endswith("*")
+        given = given if is_pattern else self._on_our_axis(name, given)
         defined = define_metric(name, **given)
-        if axis is not None:
-            self._last = {axis: 0, **self._last}  # another thread logs
+        self._definitions = self._definitions.followed_by(name, given)
+        self._last = {**dict.fromkeys(self._definitions.axes, 0), **self._last}  # another thread logs
         if is_pattern:
-            self._patterns = {**self._patterns, name: _together(self._patterns.get(name, {}), given)}
-            self._settled = set(self._exact)
-        elif isinstance(name, str):
-            self._exact = {**self._exact, name: _together(self._exact.get(name, {}), given)}
+            self._settled = set(self._definitions.given)
+        else:
             self._settled.add(name)
         return defined
 
     def redefine(self, run: Any) -> None:
         """Repeat the user's definitions for a run that replaces the first."""
         define_metric = original(run, "define_metric")
-        for name, given in (*self._patterns.items(), *self._exact.items()):
+        for name, given in self._definitions.given.items():
             define_metric(name, **given)
-        self._settled = set(self._exact)
+        self._settled = set(self._definitions.given)
 
     def _on_our_axis(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         """Add our x axis to a definition without one, such as of a summary. An empty definition means another axis."""
-        has_no_axis = given.get("step_metric") is None and "step_metric" not in self._exact.get(name, {})
-        is_ours = name != STEP_METRIC and longest_pattern(name, self._patterns) is None
+        before = self._definitions.given.get(name, {})
+        has_no_axis = given.get("step_metric") is None and "step_metric" not in before
+        is_ours = name != STEP_METRIC and longest_pattern(name, self._definitions.given) is None
         return {**given, **_OURS} if given and has_no_axis and is_ours else given
 
-    def _settled_by(self, name: str) -> dict[str, Any] | None:
-        pattern = longest_pattern(name, self._patterns)
+    def _settled_by(self, name: str) -> Mapping[str, Any] | None:
+        definitions = self._definitions.given
+        pattern = longest_pattern(name, definitions)
         is_left_to_wandb = pattern == "*" and name not in self._seen  # it replaces our pattern
         if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME, *self._last):
             return None
-        given, of_all = self._patterns[pattern], self._patterns.get("*", {})
+        given, of_all = definitions[pattern], definitions.get("*", {})
         if given.get("step_metric") is None and of_all.get("step_metric") is None:
             return {**given, **_OURS}
         return given
-
-
-def _together(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what two definitions of a name or pattern are for W&B, which adds the second one to the first."""
-    if given.get("overwrite"):
-        return dict(given)
-    both = {**before, **{name: value for name, value in given.items() if value is not None}}
-    summaries = [one["summary"] for one in (before, given) if one.get("summary")]
-    return {**both, "summary": ",".join(dict.fromkeys(summaries))} if summaries else both
-
-
-def _axis(given: Mapping[str, Any]) -> Any:
-    """Return the name of the x axis in a definition of the user's; `None` for none."""
-    return getattr(given.get("step_metric"), "name", given.get("step_metric"))  # or what define_metric returned
 
 
 def define_step_metric(run: AnyRun, step_metric: str) -> None:

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
-from dist_wandb.errors import RendezvousError
+from dist_wandb.job.model import Topology
+from dist_wandb.job.units import UnitArgument
 from dist_wandb.notices import Notices, users_line
 from dist_wandb.runs import requested
 from dist_wandb.runs.null_run import NullRun
@@ -22,7 +23,8 @@ from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.job_description import NextJob, next_job, take
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import entered, history, in_scope, is_nested_on_purpose, open_sessions
+from dist_wandb.session.registry import begun, entered, in_scope, is_nested_on_purpose, open_sessions
+from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.options import (
     DEFAULT_LIMITS,
@@ -34,15 +36,11 @@ from dist_wandb.settings.options import (
     SystemMetrics,
     around,
 )
+from dist_wandb.settings.plan import RankScope, RunMode
+from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from dist_wandb.job.model import Topology
-    from dist_wandb.job.units import UnitArgument
-    from dist_wandb.session.session import Session
-    from dist_wandb.settings.plan import RankScope, RunMode
-    from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 
 _log = logging.getLogger("dist_wandb")
 
@@ -225,7 +223,7 @@ def join_init(options: Options, topology: Topology, integration: str) -> Session
     if topology.led_by(options.primary_rank).is_coordinator:
         return None
     limit, found = options.limits.join_timeout, None
-    with suppress(RendezvousError):
+    with suppress(errors.RendezvousError):
         found = next_job((integration, INIT), topology, limit, min(_MOMENT, limit))
     return None if found is None or found.integration == integration else opened_as(found, options, topology)
 
@@ -268,7 +266,7 @@ class _NoSession(NullRun):
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing; warn once, on the coordinator, if no session was ever opened in this process."""
-        if history.has_begun or _notices.has("no session"):
+        if begun or _notices.has("no session"):
             return
         topology = inherited_rank.detect_or_none()
         if topology is None or topology.is_coordinator:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_wandb.errors import ConfigurationError, as_usage_error
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
-from dist_wandb.exchange.interface import Hooks
+from dist_wandb.exchange.interface import Exchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.payloads.gathers import Gathered
 from dist_wandb.payloads.scalars import (
@@ -27,17 +27,13 @@ from dist_wandb.payloads.scalars import (
 )
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session import registry
-from dist_wandb.session.job_link import MOVED, why_no_run
+from dist_wandb.session.config.sync import ConfigSync
+from dist_wandb.session.job_link import MOVED, JobLink, why_no_run
+from dist_wandb.session.notices import SessionNotices
+from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
 from dist_wandb.session.stalls.watcher import signs
-
-if TYPE_CHECKING:
-    from dist_wandb.exchange.interface import Exchange
-    from dist_wandb.session.config.sync import ConfigSync
-    from dist_wandb.session.job_link import JobLink
-    from dist_wandb.session.notices import SessionNotices
-    from dist_wandb.session.own_run import OwnRun
 
 _OPEN = Phase.OPEN  # a member of an enumeration takes longer to read
 
@@ -258,7 +254,7 @@ def exchange_of(
         link.until_open(enclosing),
         partial(why_no_run, link),
         link.moving.to if link.moving.is_possible else None,
-        lambda: config_sync.publications + own.elsewhere.sent,
+        lambda: config_sync.connection.publications + own.elsewhere.sent,
         names_unopened=MOVED not in link.name,
     )
     if link.reduces:

@@ -22,16 +22,15 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import refuse
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
+from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
-from dist_wandb.notices import named_line
+from dist_wandb.notices import Line, named_line
 from dist_wandb.runs import run_metadata, sweeps
+from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, plan_run
 
 if TYPE_CHECKING:
-    from dist_wandb.job.model import Topology
-    from dist_wandb.notices import Line
     from dist_wandb.session.job_link import JobLink
-    from dist_wandb.settings.options import Options
 
 _T = TypeVar("_T")
 _JOB = "job"  # the key of the coordinator's message

@@ -17,23 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.interface import Exchange
 from dist_wandb.exchange.membership import generations
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
+from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.job_description import ENDING, InitCalls, ask
-from dist_wandb.session.registry import FAILED
-from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RunPlan, Unit, unit_of, unit_run_id
 
 if TYPE_CHECKING:
-    from dist_wandb.exchange.interface import Exchange
-    from dist_wandb.job.model import Topology
     from dist_wandb.session.session import Session
-    from dist_wandb.settings.options import Options
-    from dist_wandb.settings.plan import RunPlan
 
 _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived in the exchange
 _PAUSE = 0.02  # seconds between two polls for writers that have ended
@@ -106,30 +104,24 @@ class Moving:
             poll(is_settled, math.inf, LONGEST_PAUSE, self._ranks)
 
 
+@dataclass(eq=False, repr=False)
 class JobLink:
     """Exchanges messages with the other ranks of the job. Without a store, it does nothing."""
 
-    def __init__(
-        self,
-        options: Options,
-        topology: Topology,
-        plan: RunPlan,
-        store: JobStore | None,  # the session's keys in the job's store
-        name: str,  # of the session, equal on all ranks
-        *,
-        is_counted: bool,  # whether no other session will have this name: its number was counted, not given
-    ) -> None:
-        self.options = options
-        self.topology = topology
-        self.plan: RunPlan = plan
-        self.store = store
-        self.unit: Unit = unit_of(topology, options.rank_scope, options.unit_ranks)
+    options: Options
+    topology: Topology
+    plan: RunPlan
+    store: JobStore | None  # the session's keys in the job's store
+    name: str  # of the session, equal on all ranks
+    is_counted: bool  # whether no other session will have this name: its number was counted, not given
+
+    def __post_init__(self) -> None:
+        options, plan = self.options, self.plan
+        self.unit: Unit = unit_of(self.topology, options.rank_scope, options.unit_ranks)
         # Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
         self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
-        self.name: str = name
-        self._is_counted = is_counted
         self.calls: InitCalls = InitCalls()
-        self.moving: Moving = Moving(options.limits.join_timeout, topology.world_size)
+        self.moving: Moving = Moving(options.limits.join_timeout, self.topology.world_size)
         # Otherwise the plan has the id that this rank was given, and the coordinator perhaps another one.
         self.moving.has_id = plan.base_id is not None and plan.needs_base_id
 
@@ -186,7 +178,7 @@ class JobLink:
             now = time.monotonic()
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
                 if now < latest_outside and (
-                    any(map(_is_begun, enclosing)) or (self._is_counted and ask(self.store, _follows, False))
+                    any(map(_is_begun, enclosing)) or (self.is_counted and ask(self.store, _follows, False))
                 ):
                     outside = now + generations.APART
                 return now < outside
@@ -240,9 +232,9 @@ class JobLink:
     def leave(self, exchange: Exchange) -> None:
         """Delete the session's keys once its exchange has ended, unless a logger may open it again by its number."""
         store, self.moving.move = self.store, None  # breaks a reference cycle
-        if store is None or not self._is_counted:
+        if store is None or not self.is_counted:
             return
-        self._is_counted = False
+        self.is_counted = False
         is_needed = self.plan.needs_base_id  # by a rank that comes later
         if not is_needed and isinstance(exchange, CollectiveExchange) and exchange.is_only_one:
             briefly(lambda: store.delete(store.own_keys), None)  # a rank that comes later finds that it is over
@@ -293,7 +285,7 @@ class UnitEnd:
     def exit_code(self, gone: Collection[int]) -> int:
         """Return the unit's first failure; 1 if ranks are gone without a report; 0 otherwise, and for own runs."""
         reported = ask(self._store, lambda store: store.try_get(self._key("failed")), None)
-        return int(reported or (FAILED if gone and self._store is not None else 0))
+        return int(reported or (registry.FAILED if gone and self._store is not None else 0))
 
     def _key(self, what: str) -> str:
         return f"end/{self._unit.name}/{what}"

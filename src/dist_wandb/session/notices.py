@@ -12,27 +12,22 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.reports import report_lost
+from dist_wandb.exchange.rows import Reductions
+from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
-from dist_wandb.notices import Notices, named_line, users_line, warn
+from dist_wandb.notices import Line, Notices, named_line, users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
+from dist_wandb.runs.null_run import AnyRun
+from dist_wandb.session.job_link import JobLink
+from dist_wandb.settings.plan import RunPlan
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_patterns, check_per_rank, matches_any
 from dist_wandb.wandb_files.stragglers import Timing, findings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dist_wandb.exchange.rows import Reductions
-    from dist_wandb.job.model import Topology
-    from dist_wandb.notices import Line
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.session.job_link import JobLink
-    from dist_wandb.settings.plan import RunPlan
 
 _log = logging.getLogger("dist_wandb")
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.membership.generations import GenerationStore, keys_of, publish_opened
@@ -32,22 +32,17 @@ from dist_wandb.job.launch import Launch, detected_launchers, doubts_of
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
+from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
 from dist_wandb.session import inherited_rank, job_description, registry, restart
 from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.job_description import ask
 from dist_wandb.session.job_link import MOVED, JobLink, move
 from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
-from dist_wandb.session.registry import FAILED
-from dist_wandb.session.restart import Earlier, RestartStore, next_row
 from dist_wandb.session.session import Session
+from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
-
-if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun, Run
-    from dist_wandb.settings.options import Options
 
 _log = logging.getLogger("dist_wandb")
 
@@ -178,8 +173,8 @@ class Opener:
         self._topology = topology.led_by(options.primary_rank)
         if not self._topology.is_coordinator:
             sweeps.forget_missing_values()
-        self._restart_store: RestartStore | None = None
-        self._earlier: Earlier | None = None
+        self._restart_store: restart.RestartStore | None = None
+        self._earlier: restart.Earlier | None = None
 
     def meet(self, integration: str, number: int | None, *, reaches: bool = True) -> None:
         """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
@@ -236,7 +231,7 @@ class Opener:
         """
         name, options, _ = self.as_moved(0, init_arguments)
         store = JobStore.find(f"{name}/1", self._topology, options.limits.join_timeout)
-        if not ask(store, leftovers.is_over, False):
+        if not job_description.ask(store, leftovers.is_over, False):
             return None
         rank, asked = self._topology.global_rank, requested.run_id(self._arguments)
         warn(
@@ -253,7 +248,7 @@ class Opener:
         is_disabled = requested.mode_if_given(self._arguments) == "disabled"  # as a guard: only others log
         run["mode"] = "disabled" if is_disabled else "online or offline"
         self._config_sync = ConfigSync(self._options, self._topology, config, run)
-        self._config_sync.reach_by(lambda: store)
+        self._config_sync.connection.find = lambda: store
         self._config_sync.compare()
 
     def look_back(self, integration: str, number: int | None, *, enabled: bool) -> None:
@@ -261,7 +256,7 @@ class Opener:
         has_store = self._store is not None
         if enabled and self._topology.is_coordinator:
             name = restart.session_name(integration, number)
-            self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
+            self._restart_store = restart.RestartStore(name, self._options, self._topology, self._arguments)
             if restart.can_look_back(self._options, self._topology, has_store=has_store):
                 self._earlier = self._restart_store.find()
         self._arguments = restart.continued(self._arguments, self._earlier, self._topology, has_store=has_store)
@@ -339,10 +334,12 @@ class Opener:
         if step_metric == STEP_METRIC or (step_metric is not None and wandb_private.is_wandbs(run)):
             first_row = self._first_row(run, step_metric)
             wandb_private.set_starting_step(run, first_row)
-        config_sync.reach_by(link.find_store, partial(link.moving.wait, link.is_over))
+        config_sync.connection.find = link.find_store
+        config_sync.connection.await_primary = partial(link.moving.wait, link.is_over)
         if self._topology.is_unconnected:  # reads get what this rank was given, as on rank 0
             run_id = requested.run_id(self._arguments)
-            config_sync.expect_metadata(run_metadata.as_requested(self._arguments, run_id, is_offline=False))
+            metadata = run_metadata.as_requested(self._arguments, run_id, is_offline=False)
+            config_sync.own.follower.metadata = metadata
             config_sync.close()
         own = OwnRun(run, link, opening, config_sync, is_owned=is_owned, step_metric=step_metric, attached=attached)
         return Session(link, own, config_sync, self._restart_store, first_row=first_row)
@@ -351,7 +348,7 @@ class Opener:
         """Where rows without a step start on an axis. The primary of a shared run determines it for all its writers."""
         plan = self.link.plan
         if not plan.shared or plan.primary or self._store is None:
-            return next_row(run, self._arguments, axis)
+            return restart.next_row(run, self._arguments, axis)
         if not requested.continues(self._arguments) and not requested.rewinds(self._arguments):
             return 0
         try:
@@ -382,5 +379,5 @@ class Opener:
                 session.announce()
                 registry.process_end.catch_sigterm()
         except BaseException:
-            session.end_with_process(FAILED, failed=True)  # no caller has it
+            session.end_with_process(registry.FAILED, failed=True)  # no caller has it
             raise

@@ -31,28 +31,25 @@ from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
-from dist_wandb.runs.null_run import NullRun
-from dist_wandb.runs.opening import run_key
-from dist_wandb.runs.record import Record
-from dist_wandb.runs.requested import check_alert
+from dist_wandb.runs.null_run import AnyRun, NullRun
+from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
+from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask
+from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.notices import print_line
-from dist_wandb.settings.reduction import UserAxes, check_patterns, check_per_rank
+from dist_wandb.settings.reduction import check_patterns, check_per_rank
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.runs.opening import Opening
-    from dist_wandb.session.config.sync import ConfigSync
     from dist_wandb.session.intake import Intake
-    from dist_wandb.session.job_link import JobLink
 
 _log = logging.getLogger("dist_wandb")
 
 _SAVING = ("save", "log_artifact", "log_model", "log_code")
 _FETCHING = ("use_artifact", "use_model")
+_PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
 class OwnRun:
@@ -70,7 +67,6 @@ class OwnRun:
         attached: AnyRun,  # the unit's run, if this rank only records the hardware of its node in it
     ) -> None:
         self.is_owned = is_owned
-        self.user_axes: UserAxes = UserAxes()
         self.summary: SummaryWrites = SummaryWrites(step_metric)
         self._link = link
         self._opening = opening
@@ -84,7 +80,7 @@ class OwnRun:
         self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
         self._axes = Axes() if is_owned and self.has_our_axis else None
         rank = link.topology.global_rank
-        self._record = Record(run, rank, self._reopen, self.summary.logged.paths, self._axes)
+        self._record = record.Record(run, rank, self._reopen, self.summary.logged.paths, self._axes)
         self.writer: RunWriter = RunWriter(self._record, link.plan, step_metric, rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
@@ -123,7 +119,7 @@ class OwnRun:
             options.reductions,
             check_per_rank(options.per_rank),
             check_patterns("spread", options.spread),
-            self.user_axes,
+            partial(getattr, self.summary.logged, "definitions"),
             self.summary.keep,
             self.summary.act,
             counts=self.has_our_axis,
@@ -161,7 +157,7 @@ class OwnRun:
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
             replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
-            self._restore += [replaced, self.summary.follow(run)]
+            self._restore += [replaced, *self.summary.follow(run)]
             self._restore.append(wandb_private.answer_step(run, lambda: intake.step))
             self._restore += [*wandb_private.log_tables_unasked(run), wandb_private.let_imports_pass(run)]
             if isinstance(run, NullRun):
@@ -177,25 +173,19 @@ class OwnRun:
 
         A rank without a run tells the others which names are x axes, too: it may be ahead of the one that has it.
         """
-        if name is None:  # wandb refuses it, unless the run is disabled
-            return define_metric(*args, **kwargs)
-        metric = self._defined(run, has_rows, define_metric, name, *args, **kwargs)  # first: wandb may refuse it
-        axis = kwargs.get("step_metric", args[0] if args else None)
-        axis = getattr(axis, "name", axis)  # wandb also accepts what define_metric returned
-        axis = axis if isinstance(axis, str) and axis != self.step_metric else None
-        self.user_axes.define(str(name), axis, self.summary.count, is_added=kwargs.get("step_sync") is not False)
-        self.summary.logged.note_definition(name, kwargs.get("summary"))
-        return metric
-
-    def _defined(self, run: AnyRun, has_rows: bool, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(name, str):  # wandb refuses it, unless the run is disabled
+            return define_metric(*[name] * (name is not None), *args, **kwargs)
+        given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
+        its_own = partial(define_metric, name, **given)
+        action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, given)
+        is_possible, metric = wandb_private.checked_definition(run, its_own) if run and has_rows else (False, None)
+        if is_possible:
+            self.summary.put_off(action)
+        else:
+            metric = action()  # first: wandb may refuse it
         if not run:
-            return self.summary.define_aside(define_metric, name, *args, **kwargs)
-        its_own = partial(define_metric, name, *args, **kwargs)
-        action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, *args, **kwargs)
-        is_possible, metric = wandb_private.checked_definition(run, its_own) if has_rows else (False, None)
-        if not is_possible:
-            return action()
-        self.summary.put_off(action)
+            self.summary.set_aside(("define", name), lambda run: run.define_metric(name, **given))
+        self.summary.logged.define(name, given, self.summary.count)
         return metric
 
     def restore(self) -> None:
@@ -325,12 +315,12 @@ class Elsewhere:
     def _alert_of_primary(
         self, send: Callable[..., None], title: str, text: str, level: Any = None, wait_duration: Any = None
     ) -> None:
-        check_alert(level, wait_duration)  # also if another rank has sent it
+        requested.check_alert(level, wait_duration)  # also if another rank has sent it
         if self._is_new(self._numbered(title, text, level)):
             send(title, text, level, wait_duration)
 
     def _alert(self, _: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
-        check_alert(level, wait_duration)
+        requested.check_alert(level, wait_duration)
         title, text, level, number = self._numbered(title, text, level)
         wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
         alert = {"title": title, "text": text, "level": level, "wait_duration": wait, "number": number}

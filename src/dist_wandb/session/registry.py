@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.interface import end_all
@@ -26,8 +27,6 @@ from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.options import Current
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from dist_wandb.session.session import Session
 
 FAILED = 1  # exit codes, as shells report them
@@ -42,6 +41,8 @@ entered: Current[Session | None] = Current("entered", None)
 is_nested_on_purpose: Current[bool] = Current("is_nested_on_purpose", default=False)
 """Whether `init` is called for a decorated function, which ends the session that it opens."""
 
+begun: set[int] = set()
+"""This process, and those of which it is a fork, once a session was opened there."""
 _sessions: list[Session] = []
 
 
@@ -69,7 +70,7 @@ class ProcessEnd:
         is_first = self._pid != os.getpid()  # also in a fork, where nothing is registered yet
         self._pid = os.getpid()
         if is_first:
-            self._failure_before = _last_failure()
+            self._failure_before = getattr(sys, "last_value", None)
             self._finishing, self._is_due = 0, False
         is_child = multiprocessing.parent_process() is not None
         if is_child and is_first:
@@ -172,7 +173,8 @@ class ProcessEnd:
             _die_of(signal.SIGTERM)
             return
         in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which calls this inside a `finally`
-        failure = in_flight or _last_failure()
+        # what has ended the main thread, or an interactive shell has shown
+        failure = in_flight or getattr(sys, "last_value", None)
         if self._is_due:
             self._function(SIGTERM, True)
         elif isinstance(failure, BaseException) and failure is not self._failure_before:
@@ -212,20 +214,6 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _last_failure() -> object:
-    """Return the exception that ended the main thread, or one that an interactive shell showed."""
-    return getattr(sys, "last_value", None)
-
-
-class History:
-    """What has happened in this process."""
-
-    has_begun = False  # whether any session was opened
-
-
-history: History = History()
-
-
 def _set_names_anew() -> None:
     """Let the names of the current run stand for it again, whatever the script has assigned to them, as wandb does."""
     package = sys.modules["dist_wandb"]
@@ -236,7 +224,7 @@ def _set_names_anew() -> None:
 def add(session: Session) -> None:
     _sessions.append(session)
     _set_names_anew()
-    history.has_begun = True
+    begun.add(os.getpid())
     process_end.register()
 
 

@@ -28,14 +28,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dist_wandb.job.model import Topology
 from dist_wandb.runs.client_settings import runtime_directory
-from dist_wandb.session import remote_session
-from dist_wandb.session.remote_session import FLUSH, LOG, Address, RemoteSession, in_forks, is_own, limit
-
-if TYPE_CHECKING:
-    from dist_wandb.job.model import Topology
+from dist_wandb.session.remote_session import FLUSH, HANDSHAKE, LOG, Address, RemoteSession, in_forks, is_own, limit
 
 _log = logging.getLogger("dist_wandb")
 
@@ -140,11 +137,11 @@ class Relay:
 
     def _serve(self, connection: Connection) -> None:
         try:
-            limit(connection, receiving=remote_session.HANDSHAKE, sending=remote_session.HANDSHAKE)
+            limit(connection, receiving=HANDSHAKE, sending=HANDSHAKE)
             # `recv_bytes` raises OSError for more
             if not hmac.compare_digest(connection.recv_bytes(len(self._key)), self._key):
                 return
-            limit(connection, receiving=0.0, sending=remote_session.HANDSHAKE)
+            limit(connection, receiving=0.0, sending=HANDSHAKE)
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
                     self._receive(connection)

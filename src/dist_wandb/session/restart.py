@@ -52,7 +52,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
 from dist_wandb.job.job_store import JobStore
@@ -60,12 +60,10 @@ from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import Notices
 from dist_wandb.runs import requested, run_metadata
+from dist_wandb.runs.null_run import AnyRun
+from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
-
-if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.settings.options import Options
 
 _log = logging.getLogger("dist_wandb")
 
@@ -353,23 +351,11 @@ def _last_on_disk(run: AnyRun, axis: str) -> int | None:
     from dist_wandb.wandb_files.reading import largest_step  # most runs need no reader
 
     own = Path(str(run.dir)).parent
-    for path in _newest_first(own, f"*run-*/run-{glob.escape(str(run.id))}.wandb")[:_MOST_FILES]:
-        try:
-            largest = largest_step(path, axis)
-        except ReadError:  # it contains no run
-            continue
-        if largest is not None:
-            return largest
-    return None
-
-
-def _newest_first(own: Path, pattern: str) -> list[Path]:
-    """Return the files of this pattern next to a run's directory that belong to its user, the last changed first."""
     changed: dict[Path, float] = {}
     others: dict[int, Path] = {}
     with suppress(OSError):
         owner = own.stat().st_uid
-        for path in own.parent.glob(pattern):
+        for path in own.parent.glob(f"*run-*/run-{glob.escape(str(run.id))}.wandb"):
             with suppress(OSError):
                 found = path.lstat()
                 if path.parent.resolve() == own.resolve():
@@ -385,4 +371,8 @@ def _newest_first(own: Path, pattern: str) -> list[Path]:
             path,
             user,
         )
-    return sorted(changed, key=lambda path: changed[path], reverse=True)
+    for path in sorted(changed, key=lambda path: changed[path], reverse=True)[:_MOST_FILES]:
+        with suppress(ReadError):  # it contains no run
+            if (largest := largest_step(path, axis)) is not None:
+                return largest
+    return None

@@ -20,33 +20,30 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.rows import Reductions, Rows
-from dist_wandb.payloads.scalars import third_of_log
+from dist_wandb.job.model import Topology
+from dist_wandb.notices import Line
+from dist_wandb.payloads.scalars import Weight, third_of_log
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.interception import AsRun
+from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.session import registry
+from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.intake import Intake, exchange_of
 from dist_wandb.session.job_description import ask, is_ending
+from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.notices import SessionNotices
-from dist_wandb.session.registry import exit_code_of
+from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Children
+from dist_wandb.session.restart import RestartStore
+from dist_wandb.session.sections import Section
 from dist_wandb.session.shutdown import LEAST_TO_END, LifeCycle, Shutdown
 from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.config_values import given_values
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RunPlan
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from dist_wandb.job.model import Topology
-    from dist_wandb.notices import Line
-    from dist_wandb.payloads.scalars import Weight
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.session.config.sync import ConfigSync
-    from dist_wandb.session.job_link import JobLink
-    from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.restart import RestartStore
-    from dist_wandb.session.sections import Section
-    from dist_wandb.settings.options import Options
-    from dist_wandb.settings.plan import RunPlan
 
 
 class Session(AsRun):
@@ -379,9 +376,9 @@ class Session(AsRun):
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Finish, with the exit code for the exception if there is one. As with wandb, its log has the traceback."""
-        if error is not None and exit_code_of(error) and self.run:
+        if error is not None and registry.exit_code_of(error) and self.run:
             traceback.print_exception(error)
-        self.finish(exit_code_of(error))
+        self.finish(registry.exit_code_of(error))
 
     def _repr_html_(self) -> str:
         """The session for notebooks: the run's page, as wandb shows it; if there is none, the `repr`."""

@@ -23,22 +23,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
 
-from dist_wandb.exchange.interface import WITHOUT_FINISH
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange
 from dist_wandb.job.job_store import LONGEST_PAUSE
 from dist_wandb.job.timed_caller import briefly, poll
 from dist_wandb.session import job_description, registry
-from dist_wandb.session.registry import FAILED, exit_code_of
+from dist_wandb.session.config.sync import ConfigSync
+from dist_wandb.session.job_link import JobLink, UnitEnd
+from dist_wandb.session.own_run import OwnRun
+from dist_wandb.session.relay import Children
+from dist_wandb.session.restart import RestartStore
 from dist_wandb.settings.plan import unit_run_id
-
-if TYPE_CHECKING:
-    from dist_wandb.exchange.interface import Exchange
-    from dist_wandb.session.config.sync import ConfigSync
-    from dist_wandb.session.job_link import JobLink, UnitEnd
-    from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.relay import Children
-    from dist_wandb.session.restart import RestartStore
 
 _log = logging.getLogger("dist_wandb")
 
@@ -79,18 +74,15 @@ class LifeCycle:
         self.phase: Phase = Phase.OPEN
         self.accepting: threading.RLock = threading.RLock()  # held while a row is checked and passed on
         self._claims: dict[str, tuple[int]] = {}
-        self._finished = threading.Event()
+        self.finished: threading.Event = threading.Event()
 
     def claim_finish(self, within: float) -> bool:
         """Return whether the caller is to finish the session; else wait for the thread that does, if it is another."""
         mine = (threading.get_ident(),)
         first = self._claims.setdefault("finish", mine)  # atomic, also in signal handlers
         if first != mine:
-            self._finished.wait(within)
+            self.finished.wait(within)
         return first is mine
-
-    def finished(self) -> None:
-        self._finished.set()
 
     def close(self) -> None:
         """Stop accepting rows, once those that other threads are logging are passed on."""
@@ -143,7 +135,7 @@ class Shutdown:
                 self._end(exit_code, within, failed=failed)
                 self._link.leave(self._exchange)
         finally:
-            self._life.finished()
+            self._life.finished.set()
             self._own.restore()
         if self.successor is not None:
             self.successor.finish(exit_code, within, failed=failed)
@@ -169,7 +161,7 @@ class Shutdown:
                 self._exchange.flush()  # also waits for what other ranks still log for the same rows
                 if others_get:
                     self._exchange.flush(others_get, together=True)
-            briefly(self._config_sync.publish_end, None)
+            briefly(self._config_sync.own.publisher.publish_end, None)
             within = max(within - (time.monotonic() - began), min(within, LEAST_TO_END))
         self.finish(exit_code, within)
 
@@ -248,12 +240,12 @@ class Shutdown:
             except KeyboardInterrupt as error:  # raised again once the run has ended
                 failed, interrupt = True, error
             if not exit_code and (interrupt or self._exchange.unwritten):
-                exit_code = unit_end.report(exit_code_of(interrupt) or FAILED)
+                exit_code = unit_end.report(registry.exit_code_of(interrupt) or registry.FAILED)
             if self._own.is_owned and self._link.plan.primary:
                 exit_code = self._end_last(unit_end, exit_code, None if failed else deadline)
             elif self._own.is_owned:
                 if self._own.end(exit_code):
-                    unit_end.report(FAILED)
+                    unit_end.report(registry.FAILED)
                 unit_end.report_written()
             if not exit_code:
                 self._delete_record()

@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.job.launch import job_setting
-from dist_wandb.job.units import dimension_of, ranks_in_mesh, ranks_of
-from dist_wandb.settings.plan import RankScope, RunMode, check_choice, check_rank_scope, check_run_mode
+from dist_wandb.job.units import Mesh, dimension_of, ranks_in_mesh, ranks_of
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, RunMode, check_choice
 from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
-
-if TYPE_CHECKING:
-    from dist_wandb.job.units import Mesh
 
 ConfigSyncMode: TypeAlias = Literal["warn", "check", "off"]
 SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
@@ -132,8 +129,8 @@ class Options:
     on_stall: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
-        check_run_mode(self.run_mode)
-        check_rank_scope(self.rank_scope)
+        check_choice("run_mode", self.run_mode, RUN_MODES)
+        check_choice("rank_scope", self.rank_scope, RANK_SCOPES)
         object.__setattr__(self, "unit", ranks_of(self.unit))
         self._check_primary_rank()
         object.__setattr__(self, "reduce", plain_reduce(self.reduce))  # they are published as JSON
@@ -170,10 +167,10 @@ class Options:
     def among(cls, arguments: Mapping[str, Any]) -> Options:
         """Select the options of a call; else the enclosing decorator's, the environment's, the default."""
         given = {name: arguments[name] for name in OPTION_NAMES if name in arguments}
-        checks: dict[str, Callable[[object], Any]] = {"run_mode": check_run_mode, "rank_scope": check_rank_scope}
-        for name, check in checks.items():
+        choices: dict[str, Sequence[str]] = {"run_mode": RUN_MODES, "rank_scope": RANK_SCOPES}
+        for name, known in choices.items():
             if given.get(name) is None:
-                given[name] = _ambient(name, check) or getattr(cls, name)
+                given[name] = _ambient(name, known) or getattr(cls, name)
         return cls(**given)
 
     @property
@@ -250,14 +247,14 @@ around: Current[Mapping[str, Any]] = Current("around", _NOTHING)
 """The arguments of the enclosing decorator `wandb_init`."""
 
 
-def _ambient(name: str, check: Callable[[object], _T]) -> _T | None:
+def _ambient(name: str, known: Sequence[str]) -> str | None:
     """Return an argument of the enclosing decorator, else the environment's; `None` if neither sets it."""
-    decorator: _T | None = around().get(name)
+    decorator: str | None = around().get(name)
     if decorator is not None:
         return decorator
     variable = f"DIST_WANDB_{name.upper()}"
     text = job_setting(variable)
     try:
-        return check(text) if text else None
+        return check_choice(name, text, known) if text else None
     except ConfigurationError as error:
         raise ConfigurationError(f"The environment variable {variable} is not valid: {error}") from None

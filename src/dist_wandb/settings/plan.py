@@ -92,14 +92,6 @@ def check_choice(name: str, value: object, known: Sequence[_T]) -> _T:
     raise ConfigurationError(f"{name}={value!r} is unknown. {suggest(value, map(str, known))}")
 
 
-def check_run_mode(run_mode: object) -> RunMode:
-    return check_choice("run_mode", run_mode, RUN_MODES)
-
-
-def check_rank_scope(rank_scope: object) -> RankScope:
-    return check_choice("rank_scope", rank_scope, RANK_SCOPES)
-
-
 def needs_layout(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *, all_nodes: bool = False) -> bool:
     """Return whether the plan depends on the layout of ranks over nodes, rather than on the global rank alone."""
     return topology.world_size > 1 and (rank_scope == "worker" or run_mode == "shared" or all_nodes)
@@ -148,7 +140,8 @@ def plan_run(
             shared  run exp, label worker-1-rank-1      run exp-worker-1, label worker-1-rank-1
             new     run exp-rank-5 in the group exp     run exp-worker-1-rank-1 in the group exp-worker-1
     """
-    mode, scope = check_run_mode(run_mode), check_rank_scope(rank_scope)
+    mode = check_choice("run_mode", run_mode, RUN_MODES)
+    scope = check_choice("rank_scope", rank_scope, RANK_SCOPES)
     if needs_layout(topology, mode, scope, all_nodes=all_nodes):
         _require_layout(topology, mode, scope)
     check_unit(topology, scope, unit)

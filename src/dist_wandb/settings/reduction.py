@@ -7,9 +7,10 @@ the user requests a reduction. A default of ``"mean"`` could not be distinguishe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError, suggest
 
@@ -144,22 +145,45 @@ def reduction_of(name: str, reduce: Mapping[str, Reduction]) -> tuple[str, Reduc
     return next(((pattern, reduce[pattern]) for pattern in reduce if fnmatchcase(name, pattern)), ("", "mean"))
 
 
-class UserAxes:
-    """The x axes of the user, as `define_metric` has set them."""
+@dataclass(frozen=True)
+class Definitions:
+    """The user's definitions of metrics, as W&B combines them."""
 
-    def __init__(self, *names: str) -> None:
-        self.names: tuple[str, ...] = names
-        self.since: dict[str, int] = {}  # how much of what the script did, as `exchange.rows` counts it, preceded each
-        self._of: dict[str, str | None] = {}  # the one that W&B adds to rows, by name or pattern of a metric in them
+    ours: str | None = None  # the x axis of the session, which is none of the user's
+    given: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by name or pattern
+    # The user's x axes: how much of what the script did, as `exchange.rows` counts it, preceded each
+    axes: Mapping[str, int] = field(default_factory=dict)
 
-    def define(self, metric: str, axis: str | None, since: int = 0, *, is_added: bool) -> None:
-        if axis is not None and axis not in self.names:
-            self.since[axis] = since
-            self.names = (*self.names, axis)  # another thread reads it
-        if axis is not None or metric not in self._of:
-            self._of = {**self._of, metric: axis if is_added else None}
+    def followed_by(self, name: str, given: Mapping[str, Any], since: int = 0) -> Definitions:
+        """Return the definitions with a further one, which adds to an earlier one of this name, as in W&B."""
+        axis: Any = getattr(given.get("step_metric"), "name", given.get("step_metric"))  # or a metric
+        given = {argument: value for argument, value in {**given, "step_metric": axis}.items() if value is not None}
+        before: Mapping[str, Any] = {} if given.get("overwrite") else self.given.get(name, {})
+        both = {**before, **given}
+        summaries = [one["summary"] for one in (before, given) if isinstance(one.get("summary"), str)]
+        if summaries:
+            both["summary"] = ",".join(dict.fromkeys(summaries))
+        if both.get("step_sync") is False and (_adds(before) or _adds(given)):
+            del both["step_sync"]
+        is_new = isinstance(axis, str) and axis not in (self.ours, *self.axes)
+        axes = {**self.axes, axis: since} if is_new else self.axes
+        return replace(self, given={**self.given, name: both}, axes=axes)
 
-    def of(self, metric: str) -> str | None:
-        """Return the axis that W&B adds to rows with a metric: its own, else that of the longest pattern."""
-        key = metric if metric in self._of else longest_pattern(metric, self._of)
-        return None if key is None else self._of[key]
+    def of(self, metric: str) -> Mapping[str, Any]:
+        """Return the definition of a metric: its own, else that of the longest pattern; empty without any."""
+        name = metric if metric in self.given else longest_pattern(metric, self.given)
+        return {} if name is None else self.given[name]
+
+    def axis_of(self, metric: str) -> str | None:
+        """Return the axis that W&B adds to rows with a metric, or with what matches a pattern."""
+        definition = self.of(metric)
+        return definition["step_metric"] if _adds(definition) else None
+
+    def summary_of(self, metric: str) -> tuple[str, ...]:
+        """Return what the summary has of a metric, such as `("max",)`; nothing for the last value itself."""
+        shown = tuple(filter(None, str(self.of(metric).get("summary") or "").lower().split(",")))
+        return () if "copy" in shown else shown
+
+
+def _adds(definition: Mapping[str, Any]) -> bool:
+    return definition.get("step_metric") is not None and definition.get("step_sync") is not False

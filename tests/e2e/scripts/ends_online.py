@@ -13,7 +13,7 @@ import torch.distributed as dist
 from wandb.sdk.lib.run_stopping import RunStopChecker
 
 import dist_wandb
-from dist_wandb.settings.plan import check_run_mode
+from dist_wandb.settings.plan import RUN_MODES, check_choice
 
 
 def log_on(run: dist_wandb.Session) -> None:
@@ -59,7 +59,7 @@ def main(directory: str, run_mode: str, *ends: str) -> None:
     how, _, at_last = ends[rank].partition(" at last")
     run = dist_wandb.init(
         "tests",
-        run_mode=check_run_mode(run_mode),
+        run_mode=check_choice("run_mode", run_mode, RUN_MODES),
         id="exp",
         dir=directory,
         limits=dist_wandb.Limits(peer_timeout=20.0, finish_timeout=25.0, heartbeat=0.2),

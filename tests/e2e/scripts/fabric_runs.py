@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 
 from dist_wandb import DistWandbLogger, Limits
 from dist_wandb.session import registry
-from dist_wandb.settings.plan import check_run_mode
+from dist_wandb.settings.plan import RUN_MODES, check_choice
 
 STEPS = 4
 
@@ -48,7 +48,7 @@ def main(directory: str, strategy: str, *scenarios: str) -> None:
             project="tests",
             id=mode,
             offline=True,
-            run_mode=check_run_mode(mode),
+            run_mode=check_choice("run_mode", mode, RUN_MODES),
             limits=Limits(heartbeat=4.0),  # as `stored.PATIENT`
         )
         fabric = Fabric(accelerator="cpu", strategy=strategy, devices=2, loggers=[logger])

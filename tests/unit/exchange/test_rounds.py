@@ -422,6 +422,48 @@ def test_a_new_name_waits_for_the_short_patience_only() -> None:
     assert (unit.outcomes[0].late, unit.outcomes[1].late) == ((), (Key("loss", 0, 0),))
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_new_name_does_not_wait_for_a_rank_that_has_passed_its_step(is_ahead: bool) -> None:
+    """Rank 0 alone evaluates: its row is written before the next one, not some seconds later."""
+    unit = Unit(2)
+    unit.write_on_all({"loss": 1.0}, 0)
+    if is_ahead:
+        unit.write(1, {"loss": 3.0}, 1)
+    unit.write(0, {"val": 2.0}, 0)
+    assert len(unit.rows) == (2 if is_ahead else 1)
+    if not is_ahead:
+        unit.log(1, {"loss": 3.0}, 1)
+    unit.write(0, {"loss": 1.0}, 1)
+    assert shown(unit)[1:] == [(0, {"val": 2.0}, 0, False), (1, {"loss": 2.0}, 0, False)]
+
+
+@pytest.mark.parametrize("falls", [0, 1])
+def test_steps_that_fall_do_not_prove_that_a_rank_has_passed_a_new_name(falls: int) -> None:
+    """As with `log({"loss": ...}, step=batch)` and `log({"val": ...}, step=epoch)`."""
+    unit = Unit(2)
+    unit.write_on_all({"loss": 1.0}, 9)
+    unit.write(falls, {"other": 1.0}, 8)
+    unit.write(0, {"val": 2.0}, 0)
+    unit.write_on_all({"loss": 1.0}, 10)
+    assert not [row for row in unit.rows if "val" in row.names]
+    unit.write(1, {"val": 4.0}, 0)
+    assert shown(unit)[-1] == (0, {"val": 3.0}, 0, False)
+
+
+def test_a_call_that_may_be_continued_is_not_offered_for_some_time() -> None:
+    unit = Unit(2, hold_of_part=10.0)
+    unit.write_on_all({"loss": 1.0}, 0)
+    unit.log_on_all({"loss": 1.0}, 1)
+    for machine in unit.machines:
+        machine.outbox.may_grow = True
+    unit.now += 9.0
+    unit.exchange()
+    assert len(unit.rows) == 1
+    unit.now += 2.0
+    unit.exchange()
+    assert len(unit.rows) == 2
+
+
 def test_a_known_name_has_the_long_patience() -> None:
     unit = Unit(2)
     unit.write_on_all({"loss": 1.0}, 0)

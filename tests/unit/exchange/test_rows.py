@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,9 +32,9 @@ from dist_wandb.settings.plan import RunMode, plan_run
 from dist_wandb.settings.reduction import (
     DEGRADED,
     EQUAL_BY_NATURE,
+    Definitions,
     PerRank,
     Reduce,
-    UserAxes,
     check_per_rank,
     check_reduce,
 )
@@ -73,16 +72,15 @@ class Unit:
         self.protocol = row_units.Unit(size)
         self.rounds = self.protocol.machines
         self.ranks: list[Rows] = []
-        user_axes = UserAxes(*axes)
-        for metric in on_axis:
-            user_axes.define(metric, axes[0], is_added=True)
+        given = {metric: {"step_metric": axes[0]} for metric in on_axis}
+        definitions = Definitions(given=given, axes=dict.fromkeys(axes, 0))
         for rank, run in enumerate(self.runs):
             plan = plan_run(Topology(rank, rank, 0, size, size, 1), run_mode, "global", "base")
             opened: Any = run if plan.opens_run else NullRun()
             writer = RunWriter(opened, plan, step_metric)
             names, counts = check_per_rank(per_rank), step_metric == "global_step"
             arguments: dict[str, Any] = {"counts": counts, "rank": rank, "index": rank}
-            self.ranks.append(Rows(writer, check_reduce(reduce), names, spread, user_axes, **arguments))
+            self.ranks.append(Rows(writer, check_reduce(reduce), names, spread, lambda: definitions, **arguments))
         self.calls = [0] * size
         self.last: list[int | None] = [None] * size
 
@@ -493,16 +491,6 @@ def test_values_of_one_step_are_one_row_with_the_number_of_missing_ranks() -> No
     assert DEGRADED == "dist_wandb/degraded"
 
 
-def test_a_row_left_open_is_ended_after_some_time() -> None:
-    unit = Unit(1)
-    before = time.monotonic()
-    unit.ranks[0].writing.write([finished({"a": 1.0})])
-    unit.ranks[0].writing.end_row(before)
-    assert unit.rows == []
-    unit.ranks[0].writing.end_row(time.monotonic() + 5.0)
-    assert unit.rows == [{"a": 1.0, "global_step": 0}]
-
-
 def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
     unit = Unit()
     for rank in range(2):
@@ -564,17 +552,6 @@ def test_a_row_without_an_axis_gets_the_last_value_in_the_calls_of_its_rank(
     assert [row["epoch"] for row in rows if row.keys() & added.keys()] == [3]
     assert [row["a"] for row in rows if row.get("epoch") == 4] == [2.0]
     assert [row.keys() for row in rows if "free" in row] == [{"free", "global_step"}]
-
-
-def test_the_axis_of_a_metric_is_its_own_or_that_of_the_longest_pattern() -> None:
-    axes = UserAxes()
-    for metric, axis, is_added in (
-        *(("*", "epoch", True), ("train/*", "batch", True), ("train/x", None, True), ("a", "epoch", True)),
-        *(("a", None, True), ("b", "batch", False)),  # a definition of its summary alone; step_sync=False
-    ):
-        axes.define(metric, axis, is_added=is_added)
-    found = [axes.of(name) for name in ("train/loss", "train/x", "val", "a", "b")]
-    assert (found, axes.names) == (["batch", None, "epoch", "epoch", None], ("epoch", "batch"))
 
 
 def test_a_row_is_not_exchanged_before_the_script_has_ended_it() -> None:

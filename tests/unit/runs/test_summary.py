@@ -52,7 +52,7 @@ class Script:
         self.run = run
         self.axis = axis
         self.writes = SummaryWrites(axis)
-        self.remove = self.writes.follow(run)
+        self.writes.follow(run)
 
     @property
     def summary(self) -> Any:
@@ -189,7 +189,7 @@ def test_newer_values_are_written_again_after_an_older_row() -> None:
     """Once that row has ended, unless the user has written something else meanwhile."""
     script = Script("global_step")
     script.writes.logged.paths["a.b"] = "a", "b"
-    script.writes.logged.note_definition("best", "max")
+    script.writes.logged.define("best", {"summary": "max"})
     newer = {"loss": 0.1, "a.b": 3, "best": 1, "lr": 0.5, "table": object()}
     script.write((newer, 0), x=3, serial=7)
     script.summary["lr"] = 0.25
@@ -208,7 +208,7 @@ def test_newer_values_are_written_again_after_an_older_row() -> None:
 @pytest.mark.parametrize("run", [NullRun(), object()])
 def test_a_run_without_wandbs_summary_is_left_alone(run: Any) -> None:
     writes = SummaryWrites()
-    writes.follow(run)()
+    assert not writes.follow(run)
     writes.keep({"loss": 0.5}, 0, 0, is_open=False)
     assert writes.count == 0
 
@@ -229,9 +229,9 @@ def test_reads_find_what_was_logged_or_written_last_until_its_row_has_ended(scri
 
 def test_reads_lack_what_a_definition_keeps_out_of_the_summary() -> None:
     script = Script()
-    script.writes.logged.note_definition("hidden", "none")
-    script.writes.logged.note_definition("best", "max")
+    script.writes.logged.define("hidden", {"summary": "none"})
+    script.writes.logged.define("best", {"summary": "max"})
     script.writes.logged.show({"hidden": 1.0, "best": "text", "loss": 2.0}, 0)
     assert dict(script.summary) == {"loss": 2.0}
-    script.writes.logged.note_definition("loss", "max")  # after it was logged: wandb's answer is not known here
+    script.writes.logged.define("loss", {"summary": "max"})  # after it was logged: wandb's answer is not known here
     assert dict(script.summary) == {"loss": 2.0}

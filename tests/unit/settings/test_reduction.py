@@ -6,6 +6,7 @@ import pytest
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.settings.reduction import (
+    Definitions,
     check_patterns,
     check_per_rank,
     check_reduce,
@@ -75,3 +76,21 @@ def test_name_patterns_are_stored_in_plain_types(given: object) -> None:
     assert type(found) in (bool, str, list)
     with pytest.raises(ConfigurationError, match="spread=5"):
         plain_patterns("spread", 5)
+
+
+def test_definitions_of_metrics_are_combined_as_in_wandb() -> None:
+    """As measured with wandb 0.31: exact names first; summaries are added; once an axis is added, it is for good."""
+    definitions = Definitions("global_step")
+    off, epoch = {"step_sync": False}, {"step_metric": "epoch"}
+    for name, given in (
+        *(("*", epoch), ("train/*", {"step_metric": "batch"}), ("train/x", {}), ("b", {"step_metric": "batch", **off})),
+        *(("a", epoch), ("a", {"summary": "min"}), ("a", {"summary": "Max"}), ("c", {**epoch, **off}), ("c", epoch)),
+        *(("d", epoch), ("d", {**epoch, **off}), ("e", epoch), ("e", {"summary": "none", "overwrite": True})),
+        *(("f", {"step_metric": "global_step"}), ("g", {"summary": "copy"}), ("h?", {"summary": "max"})),
+    ):
+        definitions = definitions.followed_by(name, given, len(definitions.given))
+    found = [definitions.axis_of(name) for name in ("train/loss", "train/x", "val", *"abcde")]
+    assert found == ["batch", None, "epoch", "epoch", None, "epoch", "epoch", None]
+    assert definitions.axes == {"epoch": 0, "batch": 1}
+    summaries = {name: definitions.summary_of(name) for name in (*"abeg", "hi")}
+    assert summaries == {"a": ("min", "max"), "b": (), "e": ("none",), "g": (), "hi": ()}

@@ -2,7 +2,8 @@
 
 A rank usually logs a name once a row with its number was written, until it is given up while it goes on with other
 names. A rank that has nothing handed over since it was given up is *silent*: nobody waits for it until it comes back.
-A rank is not awaited if it has logged the name later: it is past this cell. This rests on the order of a rank's calls.
+A rank is not awaited if it has logged the name later, or a new name's step is behind it: it is past this cell. This
+rests on the order of a rank's calls.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ class Progress:
         self.without: Ranks = frozenset(without)  # lost before anybody contributed: would they have? Unknown
         self._newest: tuple[int, Ranks, int] = (NEVER, NOBODY, NEVER)  # serial, ranks and round
         self._others: dict[int, tuple[int, int]] = {}  # serial and round of other contributions, by rank
+        self.falls: bool = False  # whether a rank has contributed to an earlier cell than before
 
     def note(self, ranks: Ranks, serial: int, number: int) -> None:
         """Record that ranks have contributed to the cell with this serial, in the round of this number."""
         newest, those, _ = self._newest
         if serial < newest:
+            self.falls = self.falls or bool(self.later(ranks, serial))
             self._others.update({rank: (max(self.of(rank)[0], serial), number) for rank in ranks})
             return
         if ranks is not those and not those <= ranks:
@@ -40,6 +43,12 @@ class Progress:
         if rank not in those:
             return other or (NEVER, NEVER)
         return (newest, at) if other is None else (newest, max(at, other[1]))
+
+    def later(self, ranks: Ranks, serial: int) -> Ranks:
+        """Return those that have contributed to a later cell."""
+        if serial >= self._newest[0]:
+            return NOBODY
+        return frozenset(rank for rank in ranks if self.of(rank)[0] > serial)
 
 
 class Contributors:
@@ -58,6 +67,7 @@ class Contributors:
         self.version: int = 0  # changes when ranks come or go, or start or stop to log a name
         self._progress: dict[str, Progress] = {}  # by name
         self._latest: Progress = Progress()  # with any name
+        self._steps: Progress = Progress()  # the same, by steps that the user gave in place of serials
 
     @property
     def present(self) -> Ranks:
@@ -87,7 +97,11 @@ class Contributors:
 
     def passed(self, ranks: Ranks, serial: int) -> Ranks:
         """Return those that have contributed to a later cell."""
-        return frozenset(rank for rank in ranks if self._latest.of(rank)[0] > serial)
+        return self._latest.later(ranks, serial)
+
+    def beyond(self, step: int) -> Ranks:
+        """Return those that have given a later step, if no rank's steps ever fall."""
+        return NOBODY if self._steps.falls else self._steps.later(self.present, step)
 
     def lacking(self, name: str, ranks: Ranks, born: int) -> Ranks:
         """Return the ranks that a cell lacks: they have failed, are lost, or were given up and gave nothing since."""
@@ -116,14 +130,16 @@ class Contributors:
 
     # What is learnt from rows
 
-    def note(self, names: Iterable[str], ranks: Ranks, serial: int, number: int) -> None:
-        """Record that ranks have contributed to the cells with this serial of some names, in a round."""
+    def note(self, names: Iterable[str], ranks: Ranks, serial: int, number: int, step: int | None) -> None:
+        """Record that ranks have contributed to the cells with this serial of some names, at a step, in a round."""
         for name in names:
             progress = self._progress.get(name)
             if progress is None:
                 progress = self._progress[name] = Progress(self.lost)
             progress.note(ranks, serial, number)
         self._latest.note(ranks, serial, number)
+        if step is not None:
+            self._steps.note(ranks, step, number)
         if self.silent and not self.silent.keys().isdisjoint(ranks):
             self.silent = {rank: since for rank, since in self.silent.items() if rank not in ranks}
             self.version += 1

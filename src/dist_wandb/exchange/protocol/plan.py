@@ -186,7 +186,7 @@ class Plan:
         for cell in cells:
             by_ranks.setdefault(ranks[cell], []).append(names[cell])
         for those, of_those in by_ranks.items():
-            table.ranks.note(of_those, those, table.serial, table.round)
+            table.ranks.note(of_those, those, table.serial, table.round, step)
             table.ranks.note_usual(of_those, those)
 
 

@@ -48,7 +48,6 @@ Offers = Mapping[bytes, Ranks]
 """What the ranks have offered: each different offer once, with the ranks that have made it."""
 
 _MOST_NEW = 1024  # calls whose new names a rank announces at once
-_HOLDS_OF_PART = 4  # for so many times `hold`, a call is not offered that the script may continue
 
 
 @dataclass
@@ -133,6 +132,7 @@ class Rounds:
         remembered: int = 32_768,  # cells of written rows that are kept for late contributions
         most_open: int = 10_000,  # rows that may wait for ranks
         hold: float = 0.5,  # how long a call waits for other ranks to offer their part, in seconds
+        hold_of_part: float = 20.0,  # how long a call is not offered that the script may continue, in seconds
     ) -> None:
         self.intent = Intent.OPEN
         self.side_data: SideData = SideData()
@@ -140,6 +140,7 @@ class Rounds:
         self.table: Table = Table(size, remembered)
         self._rank = rank
         self._hold = hold
+        self._hold_of_part = hold_of_part
         self._patience = Patience(most_open, needs_primary)
         self._gives_up = (NEVER, NEVER)  # up to these rounds: cells of new names, all cells
         self._kept = _Kept()
@@ -163,7 +164,7 @@ class Rounds:
         table, outbox, side = self.table, self.outbox, self.side_data
         calls = outbox.known(table.names.keys(), MOST_VALUES)
         is_open, rest = self.intent is Intent.OPEN, len(outbox.waiting) - len(calls)
-        if calls and not rest and is_open and outbox.may_grow and now - calls[-1].at < _HOLDS_OF_PART * self._hold:
+        if calls and not rest and is_open and outbox.may_grow and now - calls[-1].at < self._hold_of_part:
             calls.pop()
         outbox.offered = calls
         is_last = self.intent is Intent.CLOSING and self._rank not in table.ranks.closed and not rest

@@ -98,7 +98,7 @@ class Table:
             names.setdefault(cells[key].serial, []).append(key.name)
         self.placing.enter(call, known, ranks, self.ranks.usual)
         for serial, of_serial in names.items():
-            self.ranks.note(of_serial, ranks, serial, self.round)
+            self.ranks.note(of_serial, ranks, serial, self.round, known.step)
 
     def recall(self, row: Owner) -> None:
         """Make cells of a row that is remembered."""
@@ -288,10 +288,12 @@ class Conclusion:
         if key.name in axes and cell.row is not None and not self._placing.rows[cell.row].keys() <= axes.keys():
             return NOBODY, False  # it has become an x axis since, which is no cell of the later calls
         if key.name not in self._ranks.usual and cell.row is not None:
-            # not the ranks that have logged other values of its row, and then another call
+            # not the ranks that have logged other values of its row, and then another call, or have passed its step
             others = [self._placing.cells[other] for other in self._placing.rows[cell.row].values()]
             givers = NOBODY.union(*{other.ranks for other in others}) - cell.ranks
             beside = self._ranks.passed(givers, max(other.serial for other in others)) if givers else NOBODY
+            if key.step is not None:
+                beside |= self._ranks.beyond(key.step)
         return self._ranks.awaited(key.name, cell.ranks, cell.serial, beside=beside)
 
     def _waits(self, key: Key) -> bool:

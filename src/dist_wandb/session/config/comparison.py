@@ -20,19 +20,16 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.job.job_store import RankValues
+from dist_wandb.job.job_store import JobStore, RankValues
+from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller
 from dist_wandb.notices import Line, users_line, warn
 from dist_wandb.settings.config_values import DEEPEST, LEVEL, encoded, given_values, shown, without_secrets
-
-if TYPE_CHECKING:
-    from dist_wandb.job.job_store import JobStore
-    from dist_wandb.job.model import Topology
-    from dist_wandb.settings.options import Limits, Options
+from dist_wandb.settings.options import Limits, Options
 
 _T = TypeVar("_T")
 GIVEN, RESULT = "config/given", "config/result"

@@ -16,19 +16,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
-from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.config.comparison import OF_VERSION, REFUSED, PublishedRun, Version, listed
+from dist_wandb.runs.null_run import AnyRun, NullRun
+from dist_wandb.session.config.comparison import (
+    OF_VERSION,
+    REFUSED,
+    Comparison,
+    Connection,
+    PublishedRun,
+    Version,
+    listed,
+)
+from dist_wandb.session.config.targets import Follower
 from dist_wandb.settings.config_values import MISSING, encoded, given_values, publishable, shown, without_secrets
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.session.config.comparison import Comparison, Connection
     from dist_wandb.session.config.sync import Refresh
-    from dist_wandb.session.config.targets import Follower
 
 _GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, not among its values
 
@@ -89,23 +96,19 @@ class Publisher:
         self._connection.publications += 1
 
 
+@dataclass(eq=False, repr=False)
 class OwnConfig:
     """The config of this rank's own run: a target of a `Follower`, and what the user writes into it."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        comparison: Comparison,
-        refresh: Refresh,
-        follower: Follower,
-    ) -> None:
-        # Called if wandb's own process is lost; it must `attach` the replacement of the run.
-        self.replace_run: Callable[[AnyRun, Exception], object] | None = None
-        self.refresh: Refresh = refresh
-        self._connection = connection
-        self._comparison = comparison
-        self.follower: Follower = follower
-        self.publisher: Publisher = Publisher(connection, comparison)
+    _connection: Connection
+    _comparison: Comparison
+    refresh: Refresh
+    follower: Follower
+    # Called if wandb's own process is lost; it must `attach` the replacement of the run.
+    replace_run: Callable[[AnyRun, Exception], object] | None = None
+
+    def __post_init__(self) -> None:
+        self.publisher: Publisher = Publisher(self._connection, self._comparison)
         self._followed: set[str] = set()  # names that were set by following: they need no `allow_val_change`
         self._refused: set[str] = set()  # names with a warning
         self._run: AnyRun = NullRun()

@@ -41,24 +41,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import briefly, interval
 from dist_wandb.notices import Notices
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.session.config.comparison import Comparison, Connection, PublishedRun, run_key
 from dist_wandb.session.config.own_config import OwnConfig
 from dist_wandb.session.config.targets import ConfigView, Follower, LocalConfig
 from dist_wandb.settings.config_values import MISSING, filled
-from dist_wandb.settings.plan import unit_run_id
-
-if TYPE_CHECKING:
-    from dist_wandb.job.job_store import JobStore
-    from dist_wandb.job.model import Topology
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.settings.options import Options
-    from dist_wandb.settings.plan import RunPlan
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RunPlan, unit_run_id
 
 _log = logging.getLogger("dist_wandb")
 
@@ -151,21 +146,13 @@ class ConfigSync:
 
     def __init__(self, options: Options, topology: Topology, config: object, run: Mapping[str, Any]) -> None:
         self._checks_all = options.config_sync == "check" and topology.world_size > 1
-        self._connection = Connection(options.limits, topology)
-        self._comparison = Comparison(options, self._connection, config, run)
+        self.connection: Connection = Connection(options.limits, topology)
+        self._comparison = Comparison(options, self.connection, config, run)
         heartbeat = interval(options.limits.heartbeat, topology.world_size)
-        self.refresh: Refresh = Refresh(self._connection, heartbeat, self._update)
-        self._follower = Follower(self._connection, self._comparison)
-        self.own: OwnConfig = OwnConfig(self._connection, self._comparison, self.refresh, self._follower)
+        self.refresh: Refresh = Refresh(self.connection, heartbeat, self._update)
+        self._follower = Follower(self.connection, self._comparison)
+        self.own: OwnConfig = OwnConfig(self.connection, self._comparison, self.refresh, self._follower)
         self._target: OwnConfig | LocalConfig | None = None
-
-    def reach_by(
-        self,
-        find: Callable[[], JobStore | None],
-        await_primary: Callable[[Callable[[], bool]], None] = lambda _: None,
-    ) -> None:
-        """Set how to reach the other ranks: see the attributes of `Connection`."""
-        self._connection.find, self._connection.await_primary = find, await_primary
 
     def compare(self) -> None:
         """Publish the given config. With ``config_sync="check"``, raise on all ranks if it is not the same."""
@@ -177,7 +164,7 @@ class ConfigSync:
     def completed(self, init_arguments: Mapping[str, Any], plan: RunPlan, unit: str) -> Mapping[str, Any]:
         """Return the arguments of `wandb.init`, with a `config` that W&B can store."""
         if plan.has_writers and not plan.primary:  # these get the config that the primary has published
-            run = self._connection.try_get(run_key(unit), PublishedRun)
+            run = self.connection.try_get(run_key(unit), PublishedRun)
             if run is not None:
                 known = filled(run["values"], run["withheld"], self._comparison.given)
                 config = {name: value for name, value in known.items() if value is not MISSING}
@@ -186,12 +173,12 @@ class ConfigSync:
 
     def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
         """Publish, follow or show the config of a run, depending on this rank's part; or continue with another run."""
-        is_coordinator = self._connection.topology.is_coordinator
+        is_coordinator = self.connection.topology.is_coordinator
         if self._target is None:
             key = None if is_coordinator else run_key("" if plan.announces else unit)
             self._follower.begin(key, completes=plan.announces or plan.run_mode == "new")
         if isinstance(run, NullRun):
-            self._target = LocalConfig(self.refresh, self._follower, self._comparison, self._connection)
+            self._target = LocalConfig(self.refresh, self._follower, self._comparison, self.connection)
             run.show_config(ConfigView(self._target))
             planned = plan if plan.base_id is not None else replace(plan, base_id=self._comparison.run.get("id"))
             run.show_metadata(self._target.metadata, unit_run_id(planned))
@@ -219,7 +206,7 @@ class ConfigSync:
 
     def catch_up(self) -> None:
         """Refresh at once, but do not wait long for a store whose host has stalled."""
-        if self._connection.is_usable:
+        if self.connection.is_usable:
             self.own.publisher.is_due = True  # values may have changed inside
             briefly(lambda: self.refresh(at_once=True), None, _CATCH_UP)
 
@@ -236,17 +223,6 @@ class ConfigSync:
         """Whether this rank has no run, and the user was found to have finished the run that it logs to."""
         return isinstance(self._target, LocalConfig) and self._follower.has_ended
 
-    @property
-    def publications(self) -> int:
-        return self._connection.publications
-
-    def publish_end(self) -> None:
-        self.own.publisher.publish_end()
-
-    def expect_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Let reads on this rank, which has no run, find this metadata until that of the primary's run is known."""
-        self._follower.metadata = metadata
-
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
         self.own.release()

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices, users_line, warn
 from dist_wandb.runs import run_metadata, sweeps
-from dist_wandb.runs.null_run import NullRun, class_of
-from dist_wandb.session.config.comparison import OF_VERSION, PublishedRun, Version, differs_by_rank
+from dist_wandb.runs.null_run import AnyRun, NullRun, class_of
+from dist_wandb.session.config.comparison import (
+    OF_VERSION,
+    Comparison,
+    Connection,
+    PublishedRun,
+    Version,
+    differs_by_rank,
+)
 from dist_wandb.settings.config_values import (
     MISSING,
     ConfigCopy,
@@ -23,8 +30,6 @@ from dist_wandb.settings.config_values import (
 )
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.null_run import AnyRun
-    from dist_wandb.session.config.comparison import Comparison, Connection
     from dist_wandb.session.config.own_config import OwnConfig
     from dist_wandb.session.config.sync import Refresh
 

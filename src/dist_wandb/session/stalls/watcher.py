@@ -41,7 +41,6 @@ from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
 from dist_wandb.session.stalls import evidence
-from dist_wandb.session.stalls.evidence import Work, doing
 from dist_wandb.session.stalls.verdict import MOVING, Answer, Calls, Stall, StalledRank, judge, located
 from dist_wandb.settings.options import Options
 from dist_wandb.wandb_files.finding import is_in_run_directory
@@ -87,7 +86,7 @@ class Clock:
     def begin(self, now: float) -> None:
         """Begin anew, as after a suspension, which is no pause."""
         self.sign: float = now  # the last one
-        self.early: tuple[float, Work | None] | None = None  # what the thread had done some time after that
+        self.early: tuple[float, evidence.Work | None] | None = None  # what the thread had done some time after that
         self.has_answered: bool = False  # whether this rank has answered a question about the present stall
         self.is_told: bool = False  # whether that is told
         self.told_in: str | None = None  # path of the file in which this rank has told it; empty if there is none
@@ -335,13 +334,13 @@ class Watcher(threading.Thread):
         began, before = time.monotonic(), evidence.works(native, pids)
         self.stopped.wait(_WINDOW)
         now, after = time.monotonic(), evidence.works(native, pids)
-        does = {pid: doing(before[pid], after[pid], now - began) for pid in after}
+        does = {pid: evidence.doing(before[pid], after[pid], now - began) for pid in after}
         since, earliest = clock.early or (began, before[native])
         clock.early = now, after[native]
         known = Answer(
             self._here,
             quiet=round(began - max(clock.sign, signs.last), 1),
-            moves=bool(MOVING & {does[native], doing(earliest, after[native], now - since)}),
+            moves=bool(MOVING & {does[native], evidence.doing(earliest, after[native], now - since)}),
             uses_device=evidence.uses_device(),
             calls=self._collectives.groups(),
             workers={str(pid): (work.state, does[pid]) for pid in children if (work := after[pid])},

@@ -213,7 +213,7 @@ def test_secondary_writers_send_later_values_of_the_primary_by_themselves(job: J
 
 def poll_only_if_told(primary: ConfigSync, *others: ConfigSync) -> None:
     """Let ranks ask for no news of the config, once they know of all, unless the exchange tells them that there is."""
-    wait_until(lambda: all(other.refresh.published == primary.publications for other in others), within=20.0)
+    wait_until(lambda: all(other.refresh.published == primary.connection.publications for other in others), within=20.0)
     for other in others:
         other.refresh.pause = math.inf
 
@@ -244,7 +244,7 @@ def test_flush_and_finish_take_over_the_last_values_of_the_primary(job: Job) -> 
 def test_later_publications_do_not_hide_that_the_run_has_ended(job: Job) -> None:
     first, second = job(TWO, alike({"net": {"h": 3}}), limits={"heartbeat": 1000.0})
     primary, other = sync_of(first), sync_of(second)
-    primary.publish_end()
+    primary.own.publisher.publish_end()
     first.config["net"]["h"] = 4
     primary.catch_up()
     other.catch_up()
