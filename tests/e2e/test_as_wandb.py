@@ -53,6 +53,8 @@ def test_numbers_cover_all_ranks_or_only_the_guarded_one(outcome: Outcome) -> No
     assert column(run, "guarded") == {0: 0, 1: 1, 2: 2}
     assert column(run, "val/accuracy") == dict.fromkeys(range(3), 0.5)
     assert column(outcome[1]["block"], "loss") == {0: 0.5, 1: 0.75}
+    (row,) = [row for row in outcome[1]["block"].rows if {"note", "acc"} & row.keys()]
+    assert {**row, "note": "of the next call", "acc": 0.5, "global_step": 5} == row
     assert column(outcome[1]["guarded"], "loss") == {0: 1.0}
     assert not [row for each in outcome[1].values() for row in each.rows if "dist_wandb/degraded" in row]
 

@@ -51,6 +51,7 @@ class Contribution(NamedTuple):
     x: int = -1  # position of its row, as in `protocol.calls.Call`
     in_order: bool = True  # whether it is of the first thread that logged, and so follows all earlier ones of that
     follows: int = 0  # how many writes of the user into the summary it follows
+    is_value: bool = False  # whether its step is only a value, by the name of the axis: it continues an open row
 
     def is_ready(self) -> bool:
         """Return whether it can be sent without waiting for a device, or for the encoding of images."""
@@ -98,6 +99,7 @@ class Own(NamedTuple):
     follows: int = 0  # as in `Contribution`
     # numbers that a float64 does not hold as they are, booleans and large integers: written if the result equals them
     exact: Mapping[str, int] = MappingProxyType({})
+    is_value: bool = False  # as in `Contribution`
 
 
 class Reductions:
@@ -207,7 +209,7 @@ class Posting:
         """Post a contribution whose values are computed; write own values, or keep them."""
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
-        own = Own({}, commit, contribution.follows) if self._writes else None
+        own = Own({}, commit, contribution.follows, is_value=contribution.is_value) if self._writes else None
         own_axes = self._rows.definitions().axes
         if own_axes and (step, x) != self._axes.place:
             self._axes.end(rounds.outbox)
@@ -226,7 +228,7 @@ class Posting:
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, lacked, self._weights(contribution.weight, values), rounds)
         if self._writes:
-            own = Own(mine, commit, contribution.follows, self._exact(values))
+            own = Own(mine, commit, contribution.follows, self._exact(values), contribution.is_value)
         if unit or others or own:
             names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
             call = _join(rounds.outbox, names, lanes, step, x, own) if continues else None

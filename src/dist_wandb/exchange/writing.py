@@ -139,10 +139,11 @@ class Writing:
         missing = row.missing
         if self._rows.writer.is_primary and row.names:
             values, missing = self._values(row)
-        own, commit = {}, row.step is None
+        own, commit, is_value = {}, row.step is None, False
         for one in row.own:
             own.update(one.values)
             commit = commit if one.commit is None else one.commit
+            is_value = one.is_value
         values.update(own)
         if not values:
             if commit and row.x >= 0:  # without steps, the next row has another position
@@ -164,6 +165,8 @@ class Writing:
         # As in wandb, a row left open without a step takes a framework's axis from the call that ends it.
         is_open = commit is False and row.step is None and self._rows.first is None and not row.corrects
         x = None if is_open else self._rows.x(row.x)
+        if is_value and self._open.values and not row.corrects:
+            values[self._rows.writer.step_metric or ""], x = x, self._open.x
         self._write(values, x, commit=True if row.corrects else commit)
         is_left_open = not (commit or row.corrects)
         joined = dict(zip(row.names, row.joined, strict=False))

@@ -109,24 +109,25 @@ class RunWriter:
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write a row, or add to the row that earlier calls left open. A call at another step ends that row first.
 
-        Without a step, the row has no x axis. ``commit=False`` leaves the row open; otherwise it is written. Without
-        values, `None` only ends an open row. Tables and images of the ranks that W&B refuses are left out, with a
-        warning.
+        Without a step, the row has the x axis of its values, if any, and adds to an open row, as with wandb.
+        ``commit=False`` leaves the row open; otherwise it is written. Without values, `None` only ends an open row.
+        Tables and images of the ranks that W&B refuses are left out, with a warning.
         """
         x = metrics.get(str(self.step_metric)) if step is None else step
         x = x if isinstance(x, (int, float)) else None
         has_turn = self._turn.acquire(timeout=_LONGEST_TURN)
         try:
             before = self._open
-            # As in wandb, a call without a position adds to the open row; also one that ends a row without, as a
-            # Trainer's rows.
-            if before is not None and x not in (None, before.x) and (before.x is not None or commit is False):
+            # As in wandb, a call without a step adds to the open row; also one that ends a row without, as a Trainer's
+            # rows.
+            if before is not None and step not in (None, before.x) and (before.x is not None or commit is False):
                 self._end(before)
             is_given = step is None or self.step_metric in metrics
             axis = {} if self.step_metric is None or is_given else {self.step_metric: step}
             values = {**with_taken(metrics), **axis}
             if commit is False:
                 self._open = row = self._open or _OpenRow(x)
+                row.x = row.x if x is None else x
                 self._replace(row, values)
                 row.time = time.time()
                 if not _WRITABLE.issuperset(map(type, values.values())):

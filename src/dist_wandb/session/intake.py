@@ -49,7 +49,8 @@ class Intake:
     _notices: SessionNotices
     first_row: int  # position on the x axis of the first row without a step
     rows: int = 0  # accepted so far
-    _last: tuple[int | None, int] = (None, 0)  # the last step given by this rank, and the rows ended since
+    # the last step given by this rank, the rows ended since, and whether the row that is open was given its step
+    _last: tuple[int | None, int, bool] = (None, 0, False)
     _names: set[str] = field(default_factory=set)  # that were checked
     _first_thread: int = 0  # the first to log
     _watched: dict[str, Any] = field(default_factory=dict)  # measured by `watch` for a row that is not passed on yet
@@ -71,7 +72,7 @@ class Intake:
 
         On a framework's axis, the last one: there, ``log(..., step=run.step)`` is a row like one without a step.
         """
-        last, ended = self._last
+        last, ended, _ = self._last
         return (self._own.starting_step if last is None else last) + (ended if self._is_counted else 0)
 
     @property
@@ -140,10 +141,9 @@ class Intake:
             given = None
         if leads and self._watched:
             metrics = self._with_watched(metrics, step, commit)
-        if given is not None:
-            self._last = given, 0
-        elif commit is False and self._last[0] is not None and self._is_counted:
-            self._last = self.step, 0  # as in wandb, a row that is left open lies after the one that has ended
+        if given is not None or (commit is False and self._last[0] is not None and self._is_counted):
+            # As in wandb, a row that is left open lies after the one that has ended.
+            self._last = self.step if given is None else given, 0, self._last[2]
         times = self.sections.due_timings(metrics, step) if leads and commit is not False else {}
         if times:
             metrics = {**metrics, **times}
@@ -153,13 +153,13 @@ class Intake:
             self._put_own(metrics, step, weight, commit)
         elif self._link.topology.is_unconnected:
             self._notices.too_early()
-        self._count(commit, has_step=given is not None)
+        self._count(step, commit, has_step=given is not None)
 
-    def _count(self, commit: bool | None, *, has_step: bool) -> None:
+    def _count(self, step: int | None, commit: bool | None, *, has_step: bool) -> None:
         self.rows += commit is not False  # the next call continues a row that is not committed
-        if commit or (commit is None and not has_step):
-            last, ended = self._last
-            self._last = last, ended + 1
+        last, ended, is_placed = self._last
+        ended += bool(commit or (commit is None and not has_step))
+        self._last = last, ended, not commit if step is not None else is_placed and commit is False
 
     def _is_over(self, values: int = 0) -> bool:
         """Return whether rows are dropped, and with this one so many values; raise if the session was finished."""
@@ -180,7 +180,7 @@ class Intake:
         return copied_row(self._as_logged(metrics), self._link.topology.global_rank)
 
     def _as_logged(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        last, ended = self._last
+        last, ended, _ = self._last
         return self._own.as_logged(metrics, (last or 0) + ended)
 
     def _put_reduced(
@@ -193,6 +193,7 @@ class Intake:
     ) -> None:
         rank, axis = self._link.topology.global_rank, self._own.step_metric
         values = self._copied(metrics)
+        is_value = step is None and not self._last[2]
         if step is None and axis in values and type(values[axis]) is int:
             step, commit = checked_step(values.pop(axis), rank), commit is not False  # `step=` would leave its row open
         last = self._last[0] if step is None else step
@@ -204,7 +205,8 @@ class Intake:
         self._first_thread = self._first_thread or thread
         self._show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
         in_order = thread == self._first_thread
-        self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, self._own.summary.count))
+        follows = self._own.summary.count
+        self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, follows, is_value))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         rank = self._link.topology.global_rank
@@ -213,7 +215,7 @@ class Intake:
         if self._link.unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
             self._notices.not_gathered()
         commit = step is None if commit is None else commit  # as in wandb, a row with a step stays open for more values
-        if step is None and self._own.has_our_axis and self._own.step_metric not in metrics:
+        if step is None and self._own.has_our_axis and (self._last[2] or self._own.step_metric not in metrics):
             step = self.first_row + self.rows if self._last[0] is None else self._last[0]
         if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
             self._show(metrics, step)

@@ -73,6 +73,8 @@ def main() -> None:
     saw("after", RANK, wandb.run)
 
     with wandb.init(project="tests", name="block", reinit=True, settings={"silent": True}) as block:
+        block.log({"note": "of the next call"}, commit=False)
+        block.log({"acc": float(RANK), "global_step": 5})
         block.log({"loss": float(RANK)}, step=0)
         wandb.log({"loss": float(RANK)}, step=1, weight=1 + 2 * RANK)
     saw("after", RANK, wandb.run)

@@ -337,6 +337,19 @@ def test_first_values_and_other_objects_wait_for_the_numbers_of_their_row() -> N
     assert unit.close() == [{"text": "a", "loss": 1.5, "global_step": 0}]
 
 
+def test_a_position_that_is_logged_as_a_value_continues_the_open_row() -> None:
+    """``log({"text": ...}, commit=False)``, then ``log({"loss": ..., "global_step": 10})``: one row, as with wandb."""
+    unit = Unit()
+    for step in (10, 20):
+        for rank in range(2):
+            calls = ({"text": "a", "mine": 1.0}, None, False), ({"loss": float(rank)}, step, True)
+            for metrics, at, commit in calls:
+                x = -1 if step == 10 else 10
+                made = Contribution(metrics, at, commit, None, at or x, is_value=at is not None)
+                unit.ranks[rank].posting.post(made, unit.rounds[rank], unit.protocol.now)
+    assert unit.close() == [{"text": "a", "mine": 1.0, "loss": 0.5, "global_step": step} for step in (10, 20)]
+
+
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_an_invalid_weight_from_a_device_is_an_error_and_nothing_is_posted(value: float) -> None:
     unit = Unit()
