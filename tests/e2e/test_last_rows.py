@@ -40,3 +40,11 @@ def test_rows_of_a_signal_handler_and_of_atexit_are_whole(tmp_path: Path) -> Non
     assert [loss[step] for step in (ROWS - 2, ROWS, ROWS + 1)] == [1.0, 0.5, 0.5]
     assert (set(flags.values()), code) == ({0}, 0)
     assert not re.search("lost|flagged|failed|without", finished.output), finished.output
+
+
+def test_rows_are_whole_if_all_ranks_raise_before_the_run_is_open(tmp_path: Path) -> None:
+    steps, loss, flags, code, finished = play(tmp_path, "early")
+    assert (finished.exit_codes, code) == ((1, 1), 1), finished.output
+    assert (steps, loss) == ([0, 1, 2], dict.fromkeys(range(3), 0.5))
+    assert set(flags.values()) == {0}
+    assert "Rank 1 failed" not in finished.output
