@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from history import history_of
+from history import histories, history_of
 from processes import Finished, run_job
 from ranks import rank_commands
 from stored import ended_runs
@@ -48,3 +48,9 @@ def test_rows_are_whole_if_all_ranks_raise_before_the_run_is_open(tmp_path: Path
     assert (steps, loss) == ([0, 1, 2], dict.fromkeys(range(3), 0.5))
     assert set(flags.values()) == {0}
     assert "Rank 1 failed" not in finished.output
+
+
+def test_the_last_row_of_a_label_without_the_users_axis_is_written_if_rank_0_finishes_later(tmp_path: Path) -> None:
+    run_job(*rank_commands(SCRIPT, tmp_path, "shared", world_size=2), cwd=tmp_path).check()
+    rows = histories(tmp_path, 2)[1]
+    assert rows.last("rank-1/loss") == dict.fromkeys(range(3), 1.0)

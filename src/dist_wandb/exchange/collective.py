@@ -302,6 +302,8 @@ class Worker:
             and not self._awaits_primary()
             and not (lifecycle.has_failed and self._context.rows.writes and not rounds.settled)
         ):
+            if not self._context.rows.writes:  # its own run, if it has one, ends before this thread
+                self._context.rows.writing.end_row()
             lifecycle.is_needed = self.cycle.is_awaited(by_late=True)
             lifecycle.delivered.set()
         self.turns.end_round(outcome)

@@ -53,19 +53,32 @@ def open_slowly() -> None:
     Opener.open = slow  # type: ignore[assignment]
 
 
+def end_soon(run: dist_wandb.Session, rank: int) -> None:
+    """Raise before the run is open, or finish a shared run before rank 0 does."""
+    is_shared = run.plan.shared
+    if rank and not is_shared:
+        dist.barrier()
+    run.define_metric("val/*", step_metric="epoch")
+    for step in range(3):
+        run.log({"loss": float(rank)}, step=step)
+    if not is_shared:
+        raise RuntimeError("no data")
+    time.sleep(0.0 if rank else 1.0)
+    run.finish()
+
+
 def main(directory: str, kind: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     if kind == "early" and rank == 0:
         open_slowly()
     limits = dist_wandb.Limits(finish_timeout=0.5 if kind == "interrupted" else 60.0)
-    run = dist_wandb.init("tests", id="exp", dir=directory, limits=limits)
-    if kind == "early":
-        if rank:
-            dist.barrier()
-        for step in range(3):
-            run.log({"loss": float(rank)}, step=step)
-        raise RuntimeError("no data")
+    run = dist_wandb.init(
+        "tests", id="exp", dir=directory, limits=limits, run_mode="shared" if kind == "shared" else "auto"
+    )
+    if kind in ("early", "shared"):
+        end_soon(run, rank)
+        return
     run.log({"loss": 1.0}, step=0)
     run.flush(30.0, together=True)
     dist.barrier()
