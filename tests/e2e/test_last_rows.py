@@ -54,3 +54,4 @@ def test_the_last_row_of_a_label_without_the_users_axis_is_written_if_rank_0_fin
     run_job(*rank_commands(SCRIPT, tmp_path, "shared", world_size=2), cwd=tmp_path).check()
     rows = histories(tmp_path, 2)[1]
     assert rows.last("rank-1/loss") == dict.fromkeys(range(3), 1.0)
+    assert all("rank-1/size" in row for row in rows.rows_with("rank-1/loss"))  # calls of one step are one row

@@ -61,6 +61,7 @@ def end_soon(run: dist_wandb.Session, rank: int) -> None:
     run.define_metric("val/*", step_metric="epoch")
     for step in range(3):
         run.log({"loss": float(rank)}, step=step)
+        run.log({"size": 2.0}, step=step)
     if not is_shared:
         raise RuntimeError("no data")
     time.sleep(0.0 if rank else 1.0)
