@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from history import history_of
+from history import histories, history_of
 from processes import Finished, run_job
 from ranks import rank_commands
 from stored import ended_runs
@@ -40,3 +40,18 @@ def test_rows_of_a_signal_handler_and_of_atexit_are_whole(tmp_path: Path) -> Non
     assert [loss[step] for step in (ROWS - 2, ROWS, ROWS + 1)] == [1.0, 0.5, 0.5]
     assert (set(flags.values()), code) == ({0}, 0)
     assert not re.search("lost|flagged|failed|without", finished.output), finished.output
+
+
+def test_rows_are_whole_if_all_ranks_raise_before_the_run_is_open(tmp_path: Path) -> None:
+    steps, loss, flags, code, finished = play(tmp_path, "early")
+    assert (finished.exit_codes, code) == ((1, 1), 1), finished.output
+    assert (steps, loss) == ([0, 1, 2], dict.fromkeys(range(3), 0.5))
+    assert set(flags.values()) == {0}
+    assert "Rank 1 failed" not in finished.output
+
+
+def test_the_last_row_of_a_label_without_the_users_axis_is_written_if_rank_0_finishes_later(tmp_path: Path) -> None:
+    run_job(*rank_commands(SCRIPT, tmp_path, "shared", world_size=2), cwd=tmp_path).check()
+    rows = histories(tmp_path, 2)[1]
+    assert rows.last("rank-1/loss") == dict.fromkeys(range(3), 1.0)
+    assert all("rank-1/size" in row for row in rows.rows_with("rank-1/loss"))  # calls of one step are one row

@@ -29,6 +29,7 @@ from typing import cast
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import (
+    WITHOUT_FINISH,
     Demand,
     Exchange,
     Flush,
@@ -141,11 +142,16 @@ class CollectiveExchange(Exchange):
         return False
 
     def _await_end(self, ended: threading.Event, limit: float) -> bool:
+        """Wait until the limit; until the ranks have met, after a failure: for no longer than without `finish`."""
+        lifecycle, most = self._lifecycle, time.monotonic() + WITHOUT_FINISH
         deadline = time.monotonic() + limit  # without the time in which the rank that writes opens its run
         while not ended.wait(min(_POLL_INTERVAL, max(0.0, deadline - time.monotonic()))):
-            lifecycle = self._lifecycle
-            may_open = not (self._rows.writes or lifecycle.is_stopped or self._worker.participation.generation)
-            if lifecycle.phase is Phase.MOVING or (may_open and not lifecycle.has_failed and self._hooks.is_opening()):
+            if self._worker.participation.generation:
+                begins = lifecycle.has_failed and not self.rounds.table.round
+            else:
+                begins = not (self._rows.writes or lifecycle.is_stopped) and self._hooks.is_opening()
+            is_early = begins and not (lifecycle.has_failed and time.monotonic() >= most)
+            if lifecycle.phase is Phase.MOVING or is_early:
                 deadline = time.monotonic() + limit
             elif time.monotonic() >= deadline:
                 return ended.is_set()
@@ -296,6 +302,8 @@ class Worker:
             and not self._awaits_primary()
             and not (lifecycle.has_failed and self._context.rows.writes and not rounds.settled)
         ):
+            if not self._context.rows.writes:  # its own run, if it has one, ends before this thread
+                self._context.rows.writing.end_row()
             lifecycle.is_needed = self.cycle.is_awaited(by_late=True)
             lifecycle.delivered.set()
         self.turns.end_round(outcome)

@@ -163,8 +163,8 @@ class Exchange(ABC):
         """Wait as `flush` does, write what is left, as long as W&B takes it, and end; nothing may be put afterwards.
 
         Returns whether everything that was put is written, or delivered to the rank that writes it. If the process has
-        failed, waits for other ranks no longer than a heartbeat. The first Ctrl-C ends the waiting for other ranks, the
-        second one the writing; then KeyboardInterrupt is raised.
+        failed, waits for other ranks no longer than a heartbeat, once all have met. The first Ctrl-C ends the waiting,
+        the second one the writing; then KeyboardInterrupt is raised.
         """
 
     def pass_on(self, successor: Exchange) -> None:

@@ -1,8 +1,8 @@
 """The calls of a rank, before they are combined with those of others: what belongs to them, and where it waits.
 
 Values that are not numbers, or are reduced by ``"first"``, stay on the primary, with the call that they belong to. In a
-shared run, a rank's own numbers are written under its label: the primary's in the reduced row, those of other ranks at
-once.
+shared run, a rank's own numbers are written under its label: the primary's in the reduced row, those of other ranks in
+rows of their own, without waiting for the others.
 """
 
 from __future__ import annotations
@@ -237,10 +237,9 @@ class Posting:
                 if key.name in others:
                     self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
         if self._writer.label is not None and not self._writes and (row := self._under_label(mine, {**axes, **lacked})):
-            awaits_axis = self._is_open and not row.keys() >= {*own_axes}
             self._rows.act(contribution.follows)
-            self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not awaits_axis)
-            self._rows.keep_summary(row, contribution.follows, self._rows.x(x), is_open=awaits_axis)
+            self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not self._is_open)
+            self._rows.keep_summary(row, contribution.follows, self._rows.x(x), is_open=self._is_open)
 
     def _lanes(self, contribution: Contribution, lacked: Mapping[str, Any]) -> Lanes | None:
         """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""

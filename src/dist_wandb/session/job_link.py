@@ -166,7 +166,7 @@ class JobLink:
         """Return what tells whether the unit's primary still opens its run: it arrives in the exchange after that.
 
         It can come to this session only after it has opened the runs of the `enclosing` ones, which are open here, and
-        ended the one before, in which W&B may still upload.
+        ended the one before, in which W&B may still upload. Once it has come, it has yet to import wandb, for example.
         """
         key, latest = run_key(self.plan), math.inf
         latest_outside = time.monotonic() + self.options.limits.join_timeout
@@ -178,7 +178,7 @@ class JobLink:
             now = time.monotonic()
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
                 if now < latest_outside and (
-                    any(map(_is_begun, enclosing)) or (self.is_counted and ask(self.store, _follows, False))
+                    any(map(_is_begun, (self, *enclosing))) or (self.is_counted and ask(self.store, _follows, False))
                 ):
                     outside = now + generations.APART
                 return now < outside

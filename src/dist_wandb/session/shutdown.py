@@ -8,8 +8,8 @@
 3. End the run. The other writers of a shared run end theirs first and report it; the primary waits for them.
 4. Delete the restart record, if the job ended successfully, and this rank's keys in the job's store.
 
-After a failure, other ranks are waited for no longer than a heartbeat. After Ctrl-C in step 2 too, and `finish` raises
-it at the end. If rows are given up there, the run ends as failed. SIGTERM waits for step 3 (`ProcessEnd.finishing`).
+After a failure, other ranks are waited for no longer than a heartbeat once all have met. After Ctrl-C in step 2 too,
+and `finish` raises it at the end. If rows are given up there, the run ends as failed. SIGTERM waits for step 3.
 """
 
 from __future__ import annotations

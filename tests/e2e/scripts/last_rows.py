@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import dist_wandb
 from dist_wandb.runs.writer import RunWriter
+from dist_wandb.session.opener import Opener
 
 ROWS = 400
 SLOW = 0.01  # seconds that W&B takes for a row
@@ -40,11 +41,45 @@ def slow_down() -> None:
     RunWriter.write = slow  # type: ignore[method-assign]
 
 
+def open_slowly() -> None:
+    """Let the run be opened later than others wait for a rank that fails."""
+    open_run = Opener.open
+
+    def slow(*arguments: object, **named: object) -> object:
+        dist.barrier()
+        time.sleep(2.5)
+        return open_run(*arguments, **named)  # type: ignore[arg-type]
+
+    Opener.open = slow  # type: ignore[assignment]
+
+
+def end_soon(run: dist_wandb.Session, rank: int) -> None:
+    """Raise before the run is open, or finish a shared run before rank 0 does."""
+    is_shared = run.plan.shared
+    if rank and not is_shared:
+        dist.barrier()
+    run.define_metric("val/*", step_metric="epoch")
+    for step in range(3):
+        run.log({"loss": float(rank)}, step=step)
+        run.log({"size": 2.0}, step=step)
+    if not is_shared:
+        raise RuntimeError("no data")
+    time.sleep(0.0 if rank else 1.0)
+    run.finish()
+
+
 def main(directory: str, kind: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    if kind == "early" and rank == 0:
+        open_slowly()
     limits = dist_wandb.Limits(finish_timeout=0.5 if kind == "interrupted" else 60.0)
-    run = dist_wandb.init("tests", id="exp", dir=directory, limits=limits)
+    run = dist_wandb.init(
+        "tests", id="exp", dir=directory, limits=limits, run_mode="shared" if kind == "shared" else "auto"
+    )
+    if kind in ("early", "shared"):
+        end_soon(run, rank)
+        return
     run.log({"loss": 1.0}, step=0)
     run.flush(30.0, together=True)
     dist.barrier()

@@ -142,7 +142,7 @@ def test_a_row_under_a_label_has_the_place_of_its_call() -> None:
     unit = Unit(run_mode="shared")
     places = recorded(unit, 1)
     log(unit, 1, {"loss": 1.0}, 4, 2)
-    assert places == [(["rank-1/loss"], 2, 4, False, False)]
+    assert places == [(["rank-1/loss"], 2, 4, True, False)]
 
 
 def test_a_row_that_cannot_be_made_costs_no_other_row(caplog: pytest.LogCaptureFixture) -> None:
