@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 INTEGRATION = "DistWandbLogger"
 _STOCK_PROJECT = "lightning_logs"  # the default of both loggers, which nobody has asked for
 _STEP_METRIC = "trainer/global_step"
-# Methods of a run whose result scripts use.
+# Attributes of a run, and methods whose result, that scripts use.
 GIVE_BACK = frozenset(
     {
         *("use_artifact", "log_artifact", "link_artifact", "upsert_artifact", "finish_artifact", "link_model"),
-        *("use_model", "define_metric", "log_code", "save", "restore", "status", "display", "to_html"),
+        *("use_model", "define_metric", "log_code", "save", "restore", "status", "display", "to_html", "settings"),
         *("get_url", "get_project_url", "get_sweep_url", "project_name"),  # of older versions
     }
 )

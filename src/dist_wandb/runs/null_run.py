@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.scalars import Paths, nested
-from dist_wandb.runs.run_metadata import METADATA
+from dist_wandb.runs.run_metadata import METADATA, settings_of
 from dist_wandb.runs.wandb_media import as_written, shown_values
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ class NullRun(LikeRun, StandIn):
 
     It has the metadata of the run that receives this rank's numbers, as published by the primary of that run: `id`,
     `name`, `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the
-    primary's node), `start_time`, `sweep_id`, `offline`, `disabled`, `resumed`, `starting_step` and `config`. The first
-    read waits for the primary to open its run, up to `join_timeout`; later changes by the primary appear within a
-    heartbeat.
+    primary's node), `start_time`, `sweep_id`, `offline`, `disabled`, `resumed`, `starting_step` and `config`; what of
+    it `settings` has, too. The first read waits for the primary to open its run, up to `join_timeout`; later changes by
+    the primary appear within a heartbeat.
 
     Args:
         id: Id of the run that receives this rank's numbers, if known.
@@ -184,6 +184,10 @@ class NullRun(LikeRun, StandIn):
         return {**own, "_known": dict(self.metadata()), "_read": None}
 
     def __getattr__(self, name: str) -> Any:
+        if name == "settings":
+            found = NullPart()
+            found.__dict__.update(settings_of(self.metadata()))
+            return found
         if name in METADATA and "_read" in self.__dict__:
             metadata = self.metadata()
             if name in self.__dict__.get("_own", ()):
@@ -219,17 +223,13 @@ class NullPart(StandIn):
     def keys(self) -> tuple[Any, ...]:
         return ()
 
-    values = keys
-    items = keys
+    values = items = keys
 
     def _compared(self, _other: object) -> bool:
         _warn_of_unknown()
         return False
 
-    __lt__ = _compared
-    __le__ = _compared
-    __gt__ = _compared
-    __ge__ = _compared
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, (int, float, str)):

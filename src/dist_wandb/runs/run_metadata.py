@@ -26,6 +26,8 @@ METADATA = frozenset(
     }
 )
 """Attributes of a run that its primary publishes for ranks without one."""
+_OF_RUN = frozenset({"id", "name", "group", "job_type", "notes", "tags", "url"})  # "run_id" and so on in settings
+_SETTINGS = _OF_RUN | {"project", "entity", "project_url", "resumed", "sweep_id"}
 _ARTIFACT = "artifactVersion"  # the type of a dict in a config that W&B replaces by an artifact
 _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode", "resume", "config")
 
@@ -113,6 +115,18 @@ def metadata_of(run: AnyRun) -> dict[str, Any]:
     values = {name: getattr(run, name, None) for name in read}
     values.update({name: _shown_url(values[name]) for name in ("url", "project_url") if name in values})
     return {name: values.get(name) for name in sorted(METADATA) if is_json(values.get(name))}
+
+
+def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the metadata of a run says of its settings, by their names."""
+    known = metadata.keys()
+    found = {f"run_{name}" if name in _OF_RUN else name: metadata[name] for name in known & _SETTINGS}
+    if metadata.get("dir"):
+        files = Path(metadata["dir"])
+        found.update(files_dir=str(files), sync_dir=str(files.parent), wandb_dir=str(files.parents[1]))
+    if "offline" in known:
+        found["mode"] = "disabled" if metadata.get("disabled") else "offline" if metadata["offline"] else "online"
+    return found
 
 
 def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline: bool) -> dict[str, Any]:

@@ -124,6 +124,26 @@ def test_what_a_rank_sets_of_a_null_run_is_read_until_the_primary_may_have_chang
     assert late.name == "dawn"
 
 
+def test_the_settings_of_a_null_run_are_those_of_the_run_as_far_as_its_metadata_has_them() -> None:
+    """Scripts copy files to, or join paths with, what they read: with a stand-in this is a TypeError."""
+    run: Any = NullRun()
+    assert not run.settings.mode  # nothing is known
+    published = {"name": "night", "project": "p", "entity": "", "offline": True, "disabled": False}
+    run.show_metadata(lambda: {**published, "dir": "/d/wandb/offline-run-1-exp/files"}, "exp")
+    found = run.settings
+    assert (found.run_id, found.run_name, found.project, found.mode) == (
+        "exp",
+        "night",
+        "p",
+        "offline",
+    )
+    assert (found.wandb_dir, found.sync_dir) == ("/d/wandb", "/d/wandb/offline-run-1-exp")
+    assert found.files_dir == "/d/wandb/offline-run-1-exp/files"
+    assert not found.console  # is not published
+    published["offline"] = False
+    assert run.settings.mode == "online"
+
+
 @pytest.mark.usefixtures("new_process")
 @pytest.mark.parametrize("use", USES)
 def test_an_unknown_value_compares_as_nan_with_one_warning(
