@@ -32,6 +32,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import wandb
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from dist_wandb.exchange import interface
@@ -569,6 +570,7 @@ def simulated(world: World) -> Iterator[None]:
         (dist, "PrefixStore", PrefixStore),
         (dist, "ProcessGroupGloo", lambda *arguments: ProcessGroup(world, *arguments)),
     ]
+    wandb_before = dict(vars(wandb))
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, value in replaced:
             patch.setattr(owner, name, value)
@@ -576,6 +578,7 @@ def simulated(world: World) -> Iterator[None]:
             yield
             world.end()
             destroy_closed()
+    vars(wandb).update(wandb_before)  # what sessions of killed ranks have left in place
 
 
 @contextmanager
