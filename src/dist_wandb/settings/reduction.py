@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError, suggest
@@ -181,8 +181,14 @@ class Definitions:
 
     def summary_of(self, metric: str) -> tuple[str, ...]:
         """Return what the summary has of a metric, such as `("max",)`; nothing for the last value itself."""
+        if not self._has_summaries:  # `log` asks for each name
+            return ()
         shown = tuple(filter(None, str(self.of(metric).get("summary") or "").lower().split(",")))
         return () if "copy" in shown else shown
+
+    @cached_property
+    def _has_summaries(self) -> bool:
+        return any(one.get("summary") for one in self.given.values())
 
 
 def _adds(definition: Mapping[str, Any]) -> bool:
