@@ -193,8 +193,7 @@ class Intake:
     ) -> None:
         rank, axis = self._link.topology.global_rank, self._own.step_metric
         values = self._copied(metrics)
-        is_value = step is None and not self._last[2]
-        if step is None and axis in values and type(values[axis]) is int:
+        if is_value := step is None and axis in values and type(values[axis]) is int:
             step, commit = checked_step(values.pop(axis), rank), commit is not False  # `step=` would leave its row open
         last = self._last[0] if step is None else step
         x = -1 - self.rows if last is None else last
@@ -206,6 +205,7 @@ class Intake:
         self._show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
         in_order = thread == self._first_thread
         follows = self._own.summary.count
+        is_value = is_value and not self._last[2]
         self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, follows, is_value))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
