@@ -7,17 +7,20 @@ is the busiest in 18 of 20 rows has a probability of 0.04 %, and it then differs
 unless times vary a lot.
 
 Where no section is marked as one in which ranks wait, all ranks are equally busy. `findings` then says in words which
-rank takes longest for which section, by the same rule over all rows, and which section seems to wait: where one rank
-takes less than the others by about the time that it takes longer elsewhere.
+ranks take longest for which section, over all rows, and which section seems to wait: where one rank takes less than the
+others by about the time that it takes longer elsewhere. If some section is marked, it says which ranks are busiest, as
+rows name none of several slow ranks, such as those of a slow node.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dist_wandb.job.ranges import named
 from dist_wandb.settings.reduction import BUSY, STEP, TIMES
 
 RANK, EXCESS = f"{TIMES}straggler_rank", f"{TIMES}straggler_excess"
@@ -26,6 +29,9 @@ _OFTEN = 18  # of these rows
 _LEAST = 0.1  # of the others' time
 _LEAST_OF_STEP = 0.05
 _MOST_FINDINGS = 3
+_ONE_IN = 2000  # the probability at which what equally fast ranks do is taken for a difference between them
+_ALIKE = 0.75  # of half of the ranks, either half may be the one that waits: both differ by about as much
+_OFTEN_SLOW = 0.4  # of the rows: at least in these, slow ranks have the largest time not by chance
 _NO_SECTIONS = frozenset({STEP, BUSY, RANK})
 _MORE_THAN_BUSY = 1.1
 _RARELY = 20  # a rank named in less than one of this number of rows is not reported for the run
@@ -82,44 +88,71 @@ def has_marked(timings: Mapping[str, Timing]) -> bool:
     return busy.rows > 0 and measured > _MORE_THAN_BUSY * seconds and step.mean - seconds > _LEAST_OF_STEP * step.mean
 
 
+def _largest(timing: Timing, ranks: int) -> list[int]:
+    """Return the ranks, at most half, of which one has the largest time in so many rows that it cannot be chance.
+
+    With equally fast ranks, one of some `many` has it in a `share` of the rows or more with a probability of at most
+    exp(-rows * D), where D is the relative entropy of `share` and `many` / `ranks` (Chernoff's bound). The ranks for
+    which this is least likely, given how many others there might be, are slow if they are so in enough of the rows.
+    """
+    times, most = 0, timing.counts.most_common(ranks // 2)
+    least_likely, slow = math.log(_ONE_IN), 0
+    is_often = False
+    for many, (_, rows) in enumerate(most, 1):
+        times += rows
+        share, expected = min(times / timing.rows, 1.0), many / ranks
+        rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0
+        unlikely = timing.rows * (share * math.log(share / expected) + rest) - math.log(math.comb(ranks, many))
+        if share > expected and unlikely > least_likely:
+            least_likely, slow, is_often = unlikely, many, share - expected >= _OFTEN_SLOW * (1 - expected)
+    return sorted(rank for rank, _ in most[:slow]) if is_often else []
+
+
 def findings(timings: Mapping[str, Timing], ranks: int) -> list[str]:
-    """Say which rank takes longest for which section if no section is marked as one that waits, as the head says.
+    """Say which ranks take longest, and if no section is marked as one that waits, where they seem to: see the head.
 
     `timings` are by name, with those of ``time/step`` and ``time/busy``. Of ``time/straggler_rank`` there are the
     counts, and if it is known by how much the named ranks were busy longer, the sums of these times as means.
     """
-    step, busy, named = (timings.get(name, Timing()) for name in (STEP, BUSY, RANK))
-    for rank, times in named.counts.most_common(1):
-        rows = max(step.rows, named.rows)
+    step, busy, held = (timings.get(name, Timing()) for name in (STEP, BUSY, RANK))
+    for rank, times in held.counts.most_common(1):
+        rows = max(step.rows, held.rows)
         if times * _RARELY >= rows:
-            more = f", busy {named.mean / named.rows:.5g} s longer than the others" if named.mean else ""
+            more = f", busy {held.mean / held.rows:.5g} s longer than the others" if held.mean else ""
             return [f"rank {rank} held the others up in {times} of {rows} rows ({RANK}){more}"]
-    if ranks < 2 or busy.rows < _OFTEN or has_marked(timings):  # noqa: PLR2004
+    if ranks < 2 or busy.rows < _OFTEN:  # noqa: PLR2004
         return []
-    sections = {name: one for name, one in timings.items() if name not in _NO_SECTIONS and one.counts}
-    share = ranks / (ranks - 1)
-    rise = {name: (one.largest - one.mean) * share for name, one in sections.items()}  # of one rank above the others
-    fall = {name: (one.mean - one.smallest) * share for name, one in sections.items()}  # of one rank below the others
-    slow: dict[str, int] = {}
+    if all(one.largest == one.smallest for one in timings.values()):
+        return [f"only {named(busy.counts)} has logged timings, so nothing is known of the others: log on all ranks"]
+    is_marked = has_marked(timings)
+    sections = {name: one for name, one in timings.items() if (name == BUSY if is_marked else name not in _NO_SECTIONS)}
+    sections = {name: one for name, one in sections.items() if one.counts}
+    slow = {name: they for name, one in sections.items() if (they := _largest(one, ranks))}
+    rise: dict[str, float] = {}  # of the slow ranks, or of one, above the others
     for name, one in sections.items():
-        (rank, times), *_ = one.counts.most_common(1)
-        least = max(_LEAST * (one.largest - rise[name]), _LEAST_OF_STEP * step.mean)
-        if times * _ROWS >= one.rows * _OFTEN and rise[name] > least:
-            slow[name] = rank
-    found = []
-    for name in sorted(slow, key=rise.__getitem__, reverse=True)[:_MOST_FINDINGS]:
-        one, rank = sections[name], slow[name]
-        seconds, others = (f"{total / one.rows:.3g} s" for total in (one.largest, one.largest - rise[name]))
-        where = f"{name} in {one.counts[rank]} of {one.rows} rows"
-        found.append(f"rank {rank} has the largest {where}: {seconds}, the others {others}")
+        rise[name] = (one.largest - one.mean) * ranks / (ranks - len(slow.get(name, "1")))
+        least = max(_LEAST * (one.largest - rise[name]), _LEAST_OF_STEP * (one.rows if is_marked else step.mean))
+        if rise[name] <= least:
+            slow.pop(name, None)
 
     def seems_to_wait(name: str) -> bool:
-        least = [rise[other] / 2 for other, rank in slow.items() if slow.get(name) != rank]
-        return bool(least) and fall[name] > max(min(least), 0.99 * rise[name])
+        others = [(rise[other], len(slowest)) for other, slowest in slow.items() if slow.get(name) != slowest]
+        below = (sections[name].mean - sections[name].smallest) * ranks
+        # As many as are slow elsewhere wait less here.
+        return any(below / (ranks - many) > max(more / 2, _ALIKE * rise[name]) for more, many in others)
 
-    if waiting := sorted(filter(seems_to_wait, sections)):
+    waiting = sorted(filter(seems_to_wait, sections))
+    found: list[str] = []
+    causes = [name for name in slow if name not in waiting] or slow
+    for name in sorted(causes, key=rise.__getitem__, reverse=True)[:_MOST_FINDINGS]:
+        one, unit = sections[name], "" if is_marked else " s"
+        seconds, others = (f"{total / one.rows:.3g}{unit}" for total in (one.largest, one.largest - rise[name]))
+        where = f"{name} in {sum(one.counts[rank] for rank in slow[name])} of {one.rows} rows"
+        has = "has" if len(slow[name]) == 1 else "have"
+        found.append(f"{named(slow[name])} {has} the largest {where}: {seconds}, the others {others}")
+    if waiting:
         found.append(
-            f"the ranks seem to wait for each other in {' or '.join(waiting)}: pass waits=True to timed there, and the "
-            "rows name the rank that holds up the others"
+            f"the ranks seem to wait for each other in {' or '.join(waiting)}: pass waits=True to timed there, to see "
+            "who holds up the others"
         )
     return found

@@ -61,19 +61,19 @@ def test_no_straggler_is_named_without_a_row_duration() -> None:
     assert stragglers.detect(1.0) == {RANK: 0, EXCESS: 1.0}
 
 
-def timings_of(ranks: int, slow: int | None, *, marked: bool = False, noise: float = 0.05) -> dict[str, Timing]:
-    """Return 80 rows of ranks of which one loads its data twice as long, and all wait for it in a backward pass."""
+def timings_of(ranks: int, *slow: int, marked: bool = False, since: int = 0) -> dict[str, Timing]:
+    """Return 80 rows of ranks of which some load their data twice as long, and all wait for them in a backward pass."""
     drawn = random.Random(1)
     found: dict[str, Timing] = {}
-    for _ in range(80):
-        data = [0.03 * drawn.lognormvariate(0.0, noise) * (2 if rank == slow else 1) for rank in range(ranks)]
+    for row in range(80):
+        held_up = slow if row >= since else ()
+        data = [0.03 * drawn.lognormvariate(0.0, 0.05) * (2 if rank in held_up else 1) for rank in range(ranks)]
         waits = [max(data) - own + 0.001 * drawn.random() for own in data]
         step = [own + wait for own, wait in zip(data, waits, strict=True)]
         busy = [own / whole if marked else 1.0 for own, whole in zip(data, step, strict=True)]
         for name, times in {"data": data, "backward": waits, "step": step, "busy": busy}.items():
             largest = max(range(ranks), key=times.__getitem__)
-            row = (largest, max(times), sum(times) / ranks, min(times))
-            found.setdefault(f"time/{name}", Timing()).add(*row)
+            found.setdefault(f"time/{name}", Timing()).add(largest, max(times), sum(times) / ranks, min(times))
     return found
 
 
@@ -85,7 +85,39 @@ def test_without_a_marked_section_the_rows_say_who_is_slow_and_where_ranks_wait(
     assert len(said) == (3 if ranks == 2 else 2)
     where = "time/backward or time/data" if ranks == 2 else "time/backward"  # of two, either may be the one that waits
     assert said[-1].startswith(f"the ranks seem to wait for each other in {where}: pass waits=True to timed there, ")
-    assert findings(timings_of(ranks, None), ranks) == []
+
+
+@pytest.mark.parametrize(("ranks", "slow"), [(4, (2, 3)), (8, (4, 5, 6, 7)), (8, (0, 5))])
+def test_several_slow_ranks_such_as_those_of_a_node_are_named_together(ranks: int, slow: tuple[int, ...]) -> None:
+    """None of them is the busiest one in most rows, so the rows themselves name none."""
+    they = "ranks 4-7" if len(slow) == 4 else f"ranks {slow[0]}, {slow[1]}"
+    said = findings(timings_of(ranks, *slow), ranks)
+    assert said[0].startswith(f"{they} have the largest time/data in 80 of 80 rows: 0.0")
+    assert "time/backward" in said[-1].partition("wait for each other in")[2]
+    (busiest,) = findings(timings_of(ranks, *slow, marked=True), ranks)
+    assert re.fullmatch(rf"{they} have the largest time/busy in 80 of 80 rows: 0\.9\d+, the others 0\.[45]\d*", busiest)
+
+
+def test_a_rank_that_becomes_slow_in_the_middle_is_named() -> None:
+    said = findings(timings_of(4, 2, since=40), 4)
+    assert re.match(r"rank 2 has the largest time/data in [45]\d of 80 rows: ", said[0])
+    assert said[-1].startswith("the ranks seem to wait for each other in time/backward: ")
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+@pytest.mark.parametrize("marked", [False, True])
+def test_nothing_is_said_of_equal_ranks(ranks: int, marked: bool) -> None:
+    assert findings(timings_of(ranks, marked=marked), ranks) == []
+
+
+def test_timings_of_one_rank_alone_are_told_apart_from_equal_ranks() -> None:
+    """Its script measures on all ranks, but calls `log` on the first one only."""
+    alone = {f"time/{name}": Timing() for name in ("data", "backward", "step", "busy")}
+    for timing in alone.values():
+        for row in range(20):
+            timing.add(0, 0.1 + row, 0.1 + row, 0.1 + row)
+    (said,) = findings(alone, 4)
+    assert said == "only rank 0 has logged timings, so nothing is known of the others: log on all ranks"
 
 
 def test_a_section_around_all_others_hides_no_slow_rank() -> None:
@@ -96,7 +128,8 @@ def test_a_section_around_all_others_hides_no_slow_rank() -> None:
 
 
 def test_a_marked_section_or_a_named_rank_makes_other_timings_silent() -> None:
-    assert findings(timings_of(4, 1, marked=True), 4) == []
+    (said,) = findings(timings_of(4, 1, marked=True), 4)
+    assert said.startswith("rank 1 has the largest time/busy in 80 of 80 rows: ")
     named = {**timings_of(4, 1), RANK: Timing()}
     named[RANK].counts.update({2: 5, 3: 1})
     assert findings(named, 4) == ["rank 2 held the others up in 5 of 80 rows (time/straggler_rank)"]
