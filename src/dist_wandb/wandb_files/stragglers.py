@@ -124,13 +124,15 @@ def findings(timings: Mapping[str, Timing], ranks: int) -> list[str]:
         return []
     if all(one.largest == one.smallest for one in timings.values()):
         return [f"only {named(busy.counts)} has logged timings, so nothing is known of the others: log on all ranks"]
+    # A unit may have fewer ranks than the job, and each takes longest somewhere: the others wait for the slow ones.
+    ranks = min(ranks, len({rank for one in timings.values() for rank in one.counts}))
     is_marked = has_marked(timings)
     sections = {name: one for name, one in timings.items() if (name == BUSY if is_marked else name not in _NO_SECTIONS)}
     sections = {name: one for name, one in sections.items() if one.counts}
     slow = {name: they for name, one in sections.items() if (they := _largest(one, ranks))}
     rise: dict[str, float] = {}  # of the slow ranks, or of one, above the others
     for name, one in sections.items():
-        rise[name] = (one.largest - one.mean) * ranks / (ranks - len(slow.get(name, "1")))
+        rise[name] = (one.largest - one.mean) * ranks / max(ranks - len(slow.get(name, "1")), 1)
         least = max(_LEAST * (one.largest - rise[name]), _LEAST_OF_STEP * (one.rows if is_marked else step.mean))
         if rise[name] <= least:
             slow.pop(name, None)
