@@ -213,7 +213,7 @@ class Posting:
         own_axes = self._rows.definitions().axes
         if own_axes and (step, x) != self._axes.place:
             self._axes.end(rounds.outbox)
-        continues, axes = self._is_open and contribution.in_order, self._axes.take(contribution)
+        continues, axes = self._is_open, self._axes.take(contribution)
         self._is_open = not (step is None if commit is None else commit)
         is_partial = commit is False or not axes.keys() >= {*own_axes}
         rounds.outbox.may_grow = self._is_open and is_partial

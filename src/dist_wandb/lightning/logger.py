@@ -358,8 +358,8 @@ class DistWandbLogger(StockLogger):
         if status == "success":
             session.flush(together=True)  # on all ranks, so that users can read the values afterwards
         if self._holder.launch.is_child:
-            session.finish(exit_code=None if status == "success" else 1)
-            self._holder.session = self._experiment = None
+            self._holder.leave(None if status == "success" else 1)
+            self._experiment = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Prepare for the processes of ddp_spawn: they return nothing to this one, so the ids are fixed here."""

@@ -12,7 +12,8 @@ A logger is created before the Trainer has started its processes, so its session
 A copy of the logger in a process of ddp_spawn begins without a session, and with the run of its parent, if the parent
 holds one for all of them (`LaunchState`): so fit and test are one run in `auto` mode. In other modes the new processes
 of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over the run of
-another logger of this process. A copy within a process shares the final session.
+another logger of this process. A copy within a process shares the final session, and so does a logger that uses the run
+of another one: with sessions of their own, rows of the two would be in another order on each rank.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from dist_wandb.job.units import Mesh
-    from dist_wandb.runs.null_run import Run
+    from dist_wandb.runs.null_run import AnyRun, Run
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
 
@@ -140,6 +141,13 @@ class SessionHolder:
             return None
         return self._open(topology or Topology.single(), run)
 
+    def leave(self, exit_code: int | None) -> None:
+        """Finish the session, unless other loggers of this process use it."""
+        session, self.session = self.session, None
+        _final.pop((self.number, self.launch.home), None)
+        if session is not None and session not in _final.values():
+            session.finish(exit_code=exit_code)
+
     def announce(self) -> None:
         """Print the line at the start, once it is final: a world of one may grow until the first row is logged."""
         if self.session is not None and not self.launch.is_announced:
@@ -153,9 +161,10 @@ class SessionHolder:
             wandb_private.leave_run()
             run = None
         provisional, running = self.session, run_metadata.running_run()
-        final = _final.get((self.number, self.launch.home))
-        if topology.world_size > 1 and final is not None and final in open_sessions():
+        final = self._final_session() if topology.world_size > 1 else None
+        if final is not None:
             self.session, self.launch.is_announced = final, True
+            _final[self.number, self.launch.home] = final
             if provisional is not None:
                 provisional.release()
             return final
@@ -197,6 +206,19 @@ class SessionHolder:
             self.announce()
         return session
 
+    def _final_session(self) -> Session | None:
+        """The session of a copy of this logger, or of the logger whose run this one uses."""
+        mine = _final.get((self.number, self.launch.home))
+        if mine is not None and mine in open_sessions():
+            return mine
+        for other in open_sessions():
+            is_meant = other in _final.values() and self._requested_id in (None, other.plan.base_id or other.id)
+            if is_meant and other.options == self.options and other.is_returned(None, None, disabled=False):
+                self._warn_of_use(other.run)
+                other.expect_config(self.early.used_config)
+                return other
+        return None
+
     def _init_arguments(self, topology: Topology) -> dict[str, Any]:
         """The stock logger's arguments in a world of one; else with its defaults, and without an unset `anonymous`."""
         if topology.world_size == 1:
@@ -214,14 +236,17 @@ class SessionHolder:
         may_use = self.options.is_run_of_rank_0 or (held is not None and held.plan.run_mode == self.options.run_mode)
         running = run_metadata.running_run() if may_use else None
         if running is not None:
-            asked = {name: value for name, value in self._arguments.items() if value != _STOCK_PROJECT}
-            ignored = run_metadata.without_effect(asked, running)
-            rank_zero_warn(
-                "There is a wandb run already in progress, and DistWandbLogger will use it"
-                f"{f', so these arguments have no effect: {ignored}' if ignored else ''}. If this is not desired, "
-                "call `wandb.finish()` before the logger is used."
-            )
+            self._warn_of_use(running)
         return running
+
+    def _warn_of_use(self, running: AnyRun) -> None:
+        asked = {name: value for name, value in self._arguments.items() if value != _STOCK_PROJECT}
+        ignored = run_metadata.without_effect(asked, running)
+        rank_zero_warn(
+            "There is a wandb run already in progress, and DistWandbLogger will use it"
+            f"{f', so these arguments have no effect: {ignored}' if ignored else ''}. If this is not desired, call "
+            "`wandb.finish()` before the logger is used."
+        )
 
     def _adopt(self, available: Run | None, plan: RunPlan) -> Run | None:
         """The run to use instead of opening one: `available`, or the parent's in a process of ddp_spawn."""

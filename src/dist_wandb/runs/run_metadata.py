@@ -19,9 +19,10 @@ from dist_wandb.settings.plan import RunPlan
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
 
-METADATA = frozenset(
+_ADDRESSES = frozenset({"url", "project_url", "sweep_url"})
+METADATA = _ADDRESSES | frozenset(
     {
-        *("id", "name", "url", "entity", "project", "project_url", "path", "group", "job_type", "tags", "notes"),
+        *("id", "name", "entity", "project", "path", "group", "job_type", "tags", "notes"),
         *("dir", "start_time", "sweep_id", "offline", "disabled", "resumed", "starting_step"),
     }
 )
@@ -111,9 +112,9 @@ def _shown_url(address: Any) -> Any:
 
 def metadata_of(run: AnyRun) -> dict[str, Any]:
     """Return the metadata of a run for ranks without it: those attributes of `METADATA` that JSON can hold."""
-    read = METADATA if is_online(run) else METADATA - {"url", "project_url"}  # wandb warns about reading them offline
+    read = METADATA if is_online(run) else METADATA - _ADDRESSES  # wandb warns about reading them offline
     values = {name: getattr(run, name, None) for name in read}
-    values.update({name: _shown_url(values[name]) for name in ("url", "project_url") if name in values})
+    values.update({name: _shown_url(values[name]) for name in read & _ADDRESSES})
     return {name: values.get(name) for name in sorted(METADATA) if is_json(values.get(name))}
 
 

@@ -112,6 +112,12 @@ def with_media_directory(write: Callable[[], _T]) -> _T:
                     directory.rmdir()
 
 
+def service_in_use() -> object:
+    """Return the connection to wandb's process, which is another one after each start of it; `None` without one."""
+    singleton = getattr(sys.modules.get(_SETUP), "_singleton", None)
+    return getattr(singleton, "_connection", singleton)
+
+
 def detach_service() -> None:
     """Make the next run start a new wandb process, as this one keeps the id of a failed run; open runs keep theirs."""
     setup = sys.modules.get(_SETUP)
@@ -137,9 +143,8 @@ def disarm_exit_hooks() -> None:
     with suppress(AttributeError):
         atexit.unregister(media.cleanup)  # type: ignore[union-attr]
         media._finalizer.detach()  # type: ignore[union-attr]  # noqa: SLF001  # no public way
-    singleton = getattr(sys.modules.get(_SETUP), "_singleton", None)
     with suppress(AttributeError):
-        unregister = singleton._connection._cleanup  # type: ignore[union-attr]  # noqa: SLF001
+        unregister = service_in_use()._cleanup  # type: ignore[attr-defined]  # noqa: SLF001
         if unregister is not None:
             unregister()
 

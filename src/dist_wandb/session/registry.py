@@ -1,9 +1,10 @@
 """The sessions of this process that have not ended, and what happens to them when it forks or ends.
 
-`atexit` is registered anew with every session, so that it runs before the end of wandb's own process. Before Python
-3.13, children of multiprocessing exit without it: there, `Finalize` is used. The exit code is taken from the exception,
-or from wandb's `sys.exit`. If no other handler is installed, SIGTERM ends the runs in a thread, because the main thread
-may hold any lock, and then ends the process by the same signal.
+`atexit` is registered anew when wandb's own process was started, so that it runs before the end of that, but after what
+the script registers later, as with wandb. Before Python 3.13, children of multiprocessing exit without it: there,
+`Finalize` is used. The exit code is taken from the exception, or from wandb's `sys.exit`. If no other handler is
+installed, SIGTERM ends the runs in a thread, because the main thread may hold any lock, and then ends the process by
+the same signal.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ProcessEnd:
         self._code_of_exit = code_of_exit  # returns the argument of `sys.exit`; `None` if it is not known
         self._failure_before: object = None  # shown earlier by an interactive shell: it does not end the process
         self._code_of_child: int | None = None
-        self._pid: int | None = None  # of the process that has registered
+        self._registered: tuple[int, object] = 0, None  # by which process, and the connection to wandb's at that time
         self._ending: threading.Thread | None = None  # after SIGTERM
         self._ends_by = 0.0  # on the monotonic clock
         self._is_waiting = threading.Event()  # set while the main thread waits for `_ending`
@@ -66,9 +67,9 @@ class ProcessEnd:
         self._is_due = False  # whether SIGTERM is to end the process after that
 
     def register(self) -> None:
-        """Register to be called first at exit. wandb registers its own handler when its first run is opened."""
-        is_first = self._pid != os.getpid()  # also in a fork, where nothing is registered yet
-        self._pid = os.getpid()
+        """Register to be called at exit before wandb's own handler, which is registered when its process starts."""
+        is_first = self._is_fork  # where nothing is registered yet
+        before, self._registered = self._registered, (os.getpid(), wandb_private.service_in_use())
         if is_first:
             self._failure_before = getattr(sys, "last_value", None)
             self._finishing, self._is_due = 0, False
@@ -77,8 +78,9 @@ class ProcessEnd:
             with suppress(AttributeError, RuntimeError):  # it is not there, or the process is ending already
                 threading._register_atexit(self._note_code_of_child)  # type: ignore[attr-defined]  # noqa: SLF001
         if not is_child or sys.version_info >= (3, 13):
-            atexit.unregister(self._end)
-            atexit.register(self._end)
+            if before != self._registered:
+                atexit.unregister(self._end)
+                atexit.register(self._end)
         elif is_first:  # before Python 3.13, children of multiprocessing exit without atexit
             from multiprocessing.util import Finalize
 
@@ -117,9 +119,14 @@ class ProcessEnd:
                 _die_of(signal.SIGTERM)
 
     @property
+    def _is_fork(self) -> bool:
+        """Whether this process has not registered, but perhaps its parent."""
+        return self._registered[0] != os.getpid()
+
+    @property
     def has_begun(self) -> bool:
         """Whether SIGTERM ends the runs, while what the main thread was doing continues now and then."""
-        return self._ending is not None and self._pid == os.getpid()
+        return self._ending is not None and not self._is_fork
 
     def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
         """End the runs, then end the process by the signal, as it would have without a handler.
@@ -128,7 +135,7 @@ class ProcessEnd:
         the end needs, such as one of wandb's while it prints a traceback. Therefore the main thread continues for a
         moment now and then, until the runs have ended.
         """
-        if self._pid != os.getpid():  # a fork, such as a DataLoader's worker
+        if self._is_fork:  # such as a DataLoader's worker
             _die_of(number)
         elif self._finishing and self._ending is None:
             self._is_due = True
@@ -166,7 +173,7 @@ class ProcessEnd:
             os._exit(SIGTERM)
 
     def _end(self) -> None:
-        if self._pid != os.getpid():
+        if self._is_fork:
             return
         if self._ending is not None:  # the main thread has ended while it was allowed to continue
             self._ending.join(max(0.0, self._ends_by - time.monotonic()))

@@ -326,14 +326,14 @@ class Session(AsRun):
         """Whether the coordinator has begun to end this session, as far as the job's store answers."""
         return ask(self._link.store, is_ending, False)
 
-    def is_returned(self, line: Line | None, caller: str, *, disabled: bool) -> bool:
+    def is_returned(self, line: Line | None, caller: str | None, *, disabled: bool) -> bool:
         """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
         agree = self._link.calls.agree
         decision = not self._children.is_fork and agree(self._link, line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
-        elif decision:
+        elif decision and caller is not None:
             self._notices.returned_again(line, self.id, caller)
         return bool(decision)
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ from lightning_trainers import as_rank
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.job.model import Topology
+from dist_wandb.lightning import session_holder
+from dist_wandb.lightning.launching import LaunchState
 from dist_wandb.session import inherited_rank, registry
 from dist_wandb.settings.options import Limits
 
@@ -172,7 +175,7 @@ def test_a_logger_without_an_id_of_its_own_and_any_beside_a_users_run_use_the_ru
 def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, mode: Any, rank: int
 ) -> None:
-    """As in one process: a loop over folds that finishes no run has one. A copy of a logger shares its session."""
+    """As in one process: a loop over folds that finishes no run has one. Both loggers share a session, as do copies."""
     as_rank(monkeypatch, rank)
     first = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
     first.log_metrics({"loss": 1.0}, 0)
@@ -181,13 +184,27 @@ def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
     second = DistWandbLogger(run_mode=mode, name="fold-1", config={"fold": 1}, offline=True, **SHORT)
     second.log_metrics({"loss": 2.0}, 1)
     deepcopy(first).log_metrics({"loss": 3.0}, 2)
-    assert len(registry.open_sessions()) == 2
+    assert len(registry.open_sessions()) == 1
     assert len(fake_wandb.runs) == (0 if (mode, rank) == ("auto", 1) else 1)
     assert [run.id for run in fake_wandb.runs] == [second.version] * len(fake_wandb.runs)
     for session in reversed(registry.open_sessions()):
         session.finish()
     values = [row[name] for run in fake_wandb.runs for row in run.rows for name in row if name.endswith("loss")]
     assert sorted(set(values)) == ([1.0, 2.0, 3.0] if fake_wandb.runs else [])
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_in_a_spawned_process_the_last_logger_ends_the_session_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_rank(monkeypatch, 1)
+    with mock.patch.object(session_holder, "LaunchState", partial(LaunchState, home=-1)):
+        loggers = [DistWandbLogger(**SHORT) for _ in range(2)]
+    for logger in loggers:
+        logger.log_metrics({"loss": 1.0}, 0)
+    (session,) = registry.open_sessions()
+    loggers[0].finalize("success")
+    assert registry.open_sessions() == [session]
+    loggers[1].finalize("success")
+    assert registry.open_sessions() == []
 
 
 def test_arguments_without_effect_are_named(fake_wandb: FakeWandb) -> None:

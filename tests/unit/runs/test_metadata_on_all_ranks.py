@@ -99,14 +99,13 @@ def test_the_address_of_a_run_on_disk_is_not_read() -> None:
         def url(self) -> str:
             raise AssertionError("wandb warns about this")
 
-        project_url = url
+        project_url = sweep_url = url
 
     run: Any = Touchy()
-    assert {name: value for name, value in run_metadata.metadata_of(run).items() if value is not None} == {
-        "id": "exp",
-        "offline": True,
-        "disabled": False,
-    }
+    found = run_metadata.metadata_of(run)
+    known = {"id": "exp", "offline": True, "disabled": False}
+    assert {name: value for name, value in found.items() if value is not None} == known
+    assert found["sweep_url"] is None  # not a stand-in
 
 
 @pytest.mark.parametrize("twin_of", [copy.copy, lambda it: pickle.loads(pickle.dumps(it))])  # noqa: S301

@@ -91,6 +91,19 @@ def test_an_uncaught_exception_determines_the_exit_code(codes: Codes, monkeypatc
     assert codes == [(3, False), (255, True)]
 
 
+@pytest.mark.usefixtures("codes")
+def test_what_the_script_has_registered_between_two_runs_is_called_before_the_second_one_ends(
+    fake_wandb: FakeWandb,
+) -> None:
+    dist_wandb.init().finish()
+    atexit.register(lambda: dist_wandb.log({"bye": 1.0}))
+    session = dist_wandb.init()
+    for function in reversed(_AT_EXIT):
+        function()
+    session.finish()
+    assert [run.rows for run in fake_wandb.runs] == [[], [{"bye": 1.0, "global_step": 0}]]
+
+
 @pytest.mark.parametrize("error", [RuntimeError(), SystemExit(3), SystemExit(0)], ids=["raises", "3", "0"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, method: str, error: Exception) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import threading
 import warnings
 from dataclasses import replace
 from typing import Any, Literal
@@ -131,6 +132,23 @@ def test_a_step_may_be_any_integer(job: Job, fake_wandb: FakeWandb, step: Any) -
     assert all_flushed(sessions)
     ((row, _),) = fake_wandb.runs[0].logged
     assert (row["global_step"], type(row["global_step"])) == (int(step), int)
+
+
+def test_calls_of_one_step_are_one_row_also_if_another_thread_was_the_first_to_log(
+    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks
+) -> None:
+    sessions = job(TWO)
+    for rank, session in enumerate(sessions):
+        first = threading.Thread(target=session.log, args=({"first": 1.0}, 0))
+        first.start()
+        first.join()
+        session.log({"loss": 2.0, f"own_{rank}": 1.0}, step=1)  # such a name is awaited of the other rank
+        session.log({"acc": 3.0}, step=1)
+        session.log({"next": 4.0}, step=2, commit=True)
+    eventually(lambda: any("next" in row for row in fake_wandb.runs[0].rows))
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    rows = {frozenset(row) - {"global_step"} for row in fake_wandb.runs[0].rows}
+    assert rows == {frozenset(names) for names in (["first"], ["loss", "own_0", "own_1", "acc"], ["next"])}
 
 
 def test_a_step_among_the_metrics_determines_the_row(job: Job, fake_wandb: FakeWandb) -> None:

@@ -120,7 +120,7 @@ class LocalConfig:
 
     def expect(self, values: Mapping[str, Any]) -> None:
         """Compare values that this rank has used with those of the primary, now or once they are published."""
-        self._used = dict(values)
+        self._used.update(values)
         if self._follower.is_known:
             self._compare_used()
 
