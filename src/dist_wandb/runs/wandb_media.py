@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from numbers import Number
 from pathlib import Path
@@ -123,8 +123,9 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
             shown[name] = value.value
         elif isinstance(value, (list, tuple)) and PLAIN.issuperset(map(type, value)):
             shown[name] = list(value)
-        elif hasattr(value, "tolist") and math.prod(value.shape) <= _LARGEST_LIST:
-            shown[name] = value.tolist()
+        elif hasattr(value, "tolist"):
+            with suppress(Exception):  # a sparse or nested tensor has no list
+                shown.update({name: value.tolist()} if math.prod(value.shape) <= _LARGEST_LIST else {})
     return shown
 
 

@@ -314,7 +314,7 @@ class Axes:
         definitions = self._definitions.given
         pattern = longest_pattern(name, definitions)
         is_left_to_wandb = pattern == "*" and name not in self._seen  # it replaces our pattern
-        if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME, *self._last):
+        if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME):
             return None
         given, of_all = definitions[pattern], definitions.get("*", {})
         if given.get("step_metric") is None and of_all.get("step_metric") is None:

@@ -257,6 +257,13 @@ def test_a_second_definition_of_a_pattern_adds_to_the_first(defined: list[Any]) 
     assert defined[4:] == [("val/acc", {"summary": "min", "overwrite": True, **OURS})]
 
 
+def test_an_axis_that_the_pattern_matches_is_defined_as_its_other_names(defined: list[Any]) -> None:
+    wandb.define_metric("val/*", step_metric="val/epoch", summary="max")
+    wandb.log({"val/acc": 0.5, "val/epoch": 1})
+    given = {"step_metric": "val/epoch", "summary": "max"}
+    assert defined == [("val/*", given), ("val/acc", given), ("val/epoch", given)]
+
+
 def test_a_users_pattern_for_all_names_replaces_ours(defined: list[Any]) -> None:
     wandb.log({"loss": 1.0})
     wandb.define_metric("train/global_step")

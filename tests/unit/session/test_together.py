@@ -294,7 +294,8 @@ def test_vectors_are_those_of_the_primary_at_the_time_of_the_call(job: Job, mode
     sessions = job(TWO, run_mode=mode, reduce="mean", per_rank=["logits"])
     for rank, session in enumerate(sessions):
         logits, counts = torch.tensor([rank, 2.0]), [np.full(2, rank)]
-        session.log({"loss": float(rank), "logits": logits, "counts": counts, "z": 1j + rank}, step=0)
+        row = {"loss": float(rank), "logits": logits, "counts": counts, "z": 1j + rank, "sparse": logits.to_sparse()}
+        session.log(row, step=0)
         logits += 7
         counts[0] += 7
     assert all_flushed(sessions)
@@ -304,7 +305,7 @@ def test_vectors_are_those_of_the_primary_at_the_time_of_the_call(job: Job, mode
             rows[rank] |= row
     assert (rows[0]["loss"], rows[0]["logits"].tolist(), rows[0]["z"]) == (0.5, [0, 2], 1j)
     assert rows[0]["counts"][0].tolist() == [0, 0]
-    own = {"loss", "logits", "counts", "z"}
+    own = {"loss", "logits", "counts", "z", "sparse"}
     others = {"auto": set[str](), "shared": {"rank-1/logits"}, "new": own}[mode]
     assert rows[1].keys() - {"global_step"} == others
     if mode == "shared":
