@@ -395,6 +395,6 @@ class Worker:
             self._rounds.intent = Intent.CLOSING
             self._write_all()
             self._context.rows.act(math.inf)
-            writing.end_row()
+            writing.end()
         except Exception:  # noqa: BLE001  # the thread must end normally
             _log.exception("dist_wandb: the last rows of rank %d could not be written", self._context.rank)
