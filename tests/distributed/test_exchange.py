@@ -394,6 +394,7 @@ def test_a_rank_that_comes_too_late_to_what_continues_its_session_says_that_it_s
     unit.log(0, {"loss": 1.0}, 0)
     unit.close()
     unit.open(1)
+    unit.log(1, {"loss": 1.0}, 0)
     unit.together(lambda exchange: exchange.close(), 1)
     assert "rank 1 stalled, or was disconnected, after the start, and returned after the other ranks" in caplog.text
 

@@ -228,7 +228,7 @@ class Worker:
             if over.args:
                 self.messages.primary_is_unreachable(0, "", *over.args)
             else:
-                self.messages.too_late(was_awaited=self.participation.was_awaited())
+                self.messages.was_awaited = self.participation.was_awaited()
             self._continue_alone()
         except RendezvousError as error:
             self._context.warn("store", f"{error} Rank {self._context.rank} continues alone.")
@@ -365,9 +365,11 @@ class Worker:
             _log.exception("dist_wandb: rank %d can no longer write rows to W&B", self._context.rank)
 
     def _write_all(self) -> None:
-        if not self._context.rows.writes and self._rounds.outbox.waiting:
-            self._may_have_lost(len(self._rounds.outbox.waiting))
-            self._rounds.outbox.waiting.clear()
+        if self._rounds.outbox.waiting:
+            self.messages.too_late()
+            if not self._context.rows.writes:
+                self._may_have_lost(len(self._rounds.outbox.waiting))
+                self._rounds.outbox.waiting.clear()
         self.cycle.write_all()
 
     def _may_have_lost(self, rows: int, kept_after: str = "") -> None:
@@ -393,6 +395,6 @@ class Worker:
             self._rounds.intent = Intent.CLOSING
             self._write_all()
             self._context.rows.act(math.inf)
-            writing.end_row()
+            writing.end()
         except Exception:  # noqa: BLE001  # the thread must end normally
             _log.exception("dist_wandb: the last rows of rank %d could not be written", self._context.rank)

@@ -218,6 +218,7 @@ class Messages:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.was_awaited: bool | None = None  # by the others, if they have ended before this rank came
         self.overdue: str = ""  # within which time the exchange has not ended, and what to do
         self._taken = 0  # how many calls of this rank were taken before the last round
 
@@ -286,15 +287,17 @@ class Messages:
             message = f"rank {rank} logged %s after the other ranks' row was written. A corrected row follows. {why}"
             reports.values("late", late, message)
 
-    def too_late(self, *, was_awaited: bool) -> None:
-        """Warn that the others have ended their sessions; no other message reports what is lost by this."""
+    def too_late(self) -> None:
+        """Warn, if the others have ended their sessions; no other message reports what is lost by this."""
+        if self.was_awaited is None:
+            return
         rank, where = self._context.rank, self._context.rows.writing.last_position
         fate = "not combined with their numbers" if self._context.rows.writes else "lost"
         self._context.warn(
             "lost",
             f"rank {rank} stalled, or was disconnected, after {where}, and returned after the other ranks had ended "
             f"their sessions. What it logged meanwhile is {fate}."
-            if was_awaited
+            if self.was_awaited
             else f"rank {rank} opened its session after the other ranks had ended theirs, so what it logs is {fate}. "
             "Open the same runs in the same order on all ranks: a guard such as `if rank == 0` may stay around log, "
             "but not around an init that is followed by others.",

@@ -100,6 +100,8 @@ class Own(NamedTuple):
     # numbers that a float64 does not hold as they are, booleans and large integers: written if the result equals them
     exact: Mapping[str, int] = MappingProxyType({})
     is_value: bool = False  # as in `Contribution`
+    part: int = 0  # its number among the calls that left a row open without a step, if it is one
+    after: int = 0  # the number of the call whose row it continues, if it does
 
 
 class Reductions:
@@ -185,6 +187,7 @@ class Posting:
         self._per_rank = per_rank
         self._is_first = is_first  # in the unit
         self._is_open = False  # whether the last call has left its row open
+        self._parts = 0  # how many calls have left a row open without a step
         self._axes = _Axes(rows)
 
     def write_own(self, contribution: Contribution) -> None:
@@ -209,12 +212,15 @@ class Posting:
         """Post a contribution whose values are computed; write own values, or keep them."""
         rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         step, x, commit = contribution.step, contribution.x, contribution.commit
-        own = Own({}, commit, contribution.follows, is_value=contribution.is_value) if self._writes else None
         own_axes = self._rows.definitions().axes
         if own_axes and (step, x) != self._axes.place:
             self._axes.end(rounds.outbox)
         continues, axes = self._is_open, self._axes.take(contribution)
         self._is_open = not (step is None if commit is None else commit)
+        is_part = commit is False and step is None
+        after, self._parts = self._parts if continues else 0, self._parts + is_part
+        place = contribution.is_value, self._parts if is_part else 0, after
+        own = Own({}, commit, contribution.follows, {}, *place) if self._writes else None
         is_partial = commit is False or not axes.keys() >= {*own_axes}
         rounds.outbox.may_grow = self._is_open and is_partial
         lacked: dict[str, Any] = {}
@@ -228,7 +234,7 @@ class Posting:
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, lacked, self._weights(contribution.weight, values), rounds)
         if self._writes:
-            own = Own(mine, commit, contribution.follows, self._exact(values), contribution.is_value)
+            own = Own(mine, commit, contribution.follows, self._exact(values), *place)
         if unit or others or own:
             names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
             call = _join(rounds.outbox, names, lanes, step, x, own) if continues else None
@@ -332,7 +338,8 @@ def _join(outbox: Outbox, names: Names, lanes: Lanes, step: int | None, x: int, 
         return None
     if own is not None:
         commit = step is None if own.commit is None else own.commit
-        own = Own({**before.values, **own.values}, commit, own.follows, {**before.exact, **own.exact})
+        values, exact = {**before.values, **own.values}, {**before.exact, **own.exact}
+        own = Own(values, commit, own.follows, exact, part=own.part, after=before.after)
     return outbox.extend(names, lanes, own)
 
 

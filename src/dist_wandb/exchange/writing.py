@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.protocol.calls import Call, Key
 from dist_wandb.exchange.protocol.lanes import NOTHING, Number, number_at, reduced_numbers
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 _REMEMBERED = 32_768  # own numbers that are kept for corrections
 _MOST_FORMS = 4096  # tuples of names that are kept
+_Finished = tuple[Row, dict[str, Any], int]  # with its values, and how many ranks it lacks
 
 
 class Spreads:
@@ -88,14 +89,31 @@ class Spreads:
         return squares, 1.0, -float(self._rank) if has_largest else NOTHING
 
 
-class _OpenRow(NamedTuple):
-    """A row that was left open for further values of its step."""
+class _OpenRow:
+    """A row that was left open for further values of its step; rows that continue one which still waits for ranks."""
 
-    values: Mapping[str, Any]
-    x: int | None  # its position
+    def __init__(self) -> None:
+        self.values: Mapping[str, Any] = {}
+        self.x: int | None = None  # its position
+        self._parts = 0  # how many calls that left a row open are written
+        self._held: list[_Finished] = []
 
+    def in_turn(self, finished: _Finished) -> Iterator[_Finished]:
+        """Take a row, and return those that can be written."""
+        self._held.append(finished)
+        while (turn := next((at for at, held in enumerate(self._held) if self._takes_turn(held[0])), None)) is not None:
+            yield self._held.pop(turn)
 
-_NONE = _OpenRow({}, None)
+    def _takes_turn(self, row: Row) -> bool:
+        parts = max([self._parts, *(one.part for one in row.own)])
+        if row.corrects or all(one.after <= parts for one in row.own):
+            self._parts = parts
+            return True
+        return False
+
+    def rest(self) -> list[_Finished]:
+        held, self._held = self._held, []
+        return held
 
 
 class Writing:
@@ -111,7 +129,7 @@ class Writing:
         self._notices = Notices()
         self._stragglers = Stragglers()
         self.timings: dict[str, Timing] = defaultdict(Timing)  # by name
-        self._open = _NONE
+        self._open = _OpenRow()
 
     def write(self, rows: Sequence[Row]) -> None:
         try:
@@ -128,6 +146,11 @@ class Writing:
             step, x = rows[-1].step, rows[-1].x
             self.last_position = f"row {-x}" if step is None and x < 0 else f"step {self._rows.x(x)}"
 
+    def end(self) -> None:
+        for finished in self._open.rest():
+            self._write_finished(*finished)
+        self.end_row()
+
     def end_row(self) -> None:
         """End a row that was left open."""
         if self._open.values:
@@ -139,6 +162,10 @@ class Writing:
         missing = row.missing
         if self._rows.writer.is_primary and row.names:
             values, missing = self._values(row)
+        for finished in self._open.in_turn((row, values, missing)):
+            self._write_finished(*finished)
+
+    def _write_finished(self, row: Row, values: dict[str, Any], missing: int) -> None:
         own, commit, is_value = {}, row.step is None, False
         for one in row.own:
             own.update(one.values)
@@ -228,10 +255,10 @@ class Writing:
         if self.is_over:
             return
         if commit is not False:
-            self._open = _NONE
+            self._open.values, self._open.x = {}, None
         else:
             before = self._open.values if x == self._open.x else {}
-            self._open = _OpenRow({**before, **row}, x)
+            self._open.values, self._open.x = {**before, **row}, x
         try:
             self._rows.writer.write(row, x, commit=commit)
         except Exception as error:  # noqa: BLE001  # of W&B

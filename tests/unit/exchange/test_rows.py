@@ -568,6 +568,22 @@ def test_a_row_is_not_exchanged_before_the_script_has_ended_it() -> None:
     ]
 
 
+def test_a_call_that_ends_an_open_row_waits_for_its_new_name() -> None:
+    """As a framework's row after ``log({"grad": ...}, commit=False)`` on one rank, some seconds later."""
+    unit = Unit(step_metric="trainer/global_step")
+    for step in range(3):
+        if step == 1:
+            unit.log(0, {"grad": 1.0}, commit=False)
+            unit.exchange(30)
+        for rank in range(2):
+            unit.log(rank, {"loss": float(rank)}, step, commit=True)
+        unit.exchange()
+        unit.exchange()
+    assert all("grad" not in row for row in unit.rows), "it still waits for the other rank"
+    of_steps = [{"loss": 0.5, "trainer/global_step": step} for step in range(3)]
+    assert unit.close() == [of_steps[0], of_steps[2], {"grad": 1.0, **of_steps[1]}]
+
+
 def test_text_of_an_open_row_waits_for_the_numbers_of_a_rank_that_is_behind() -> None:
     unit = Unit()
     unit.log_on_all([{"a": 1.0}] * 2)
