@@ -91,8 +91,15 @@ def test_an_uncaught_exception_determines_the_exit_code(codes: Codes, monkeypatc
     assert codes == [(3, False), (255, True)]
 
 
-@pytest.mark.parametrize("error", [RuntimeError(), SystemExit(3), SystemExit(0)], ids=["raises", "3", "0"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        *(("fork", error) for error in (RuntimeError(), SystemExit(3), SystemExit(0))),
+        ("forkserver", SystemExit(3)),
+        ("spawn", SystemExit(3)),
+    ],
+    ids=["fork, raises", "fork, 3", "fork, 0", "forkserver", "spawn"],
+)
 def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, method: str, error: Exception) -> None:
     context: Any = multiprocessing.get_context(method)
     process = context.Process(target=child, args=(error, tmp_path / "code"))
