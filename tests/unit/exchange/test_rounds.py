@@ -446,9 +446,6 @@ def test_rows_of_new_names_that_waited_when_a_rank_was_lost_are_flagged(number: 
     assert [(row.step, row.missing) for row in unit.rows[1:]] == [*((step, 1) for step in range(number)), (number, 0)]
 
 
-# --- forgotten rows, memory and cost ----------------------------------------------------------------------------------
-
-
 def test_names_of_one_rank_are_not_flagged_when_another_one_is_lost() -> None:
     unit = Unit(2)
     for step in range(5):
@@ -468,6 +465,9 @@ def test_at_most_some_rows_wait() -> None:
         unit.write(0, {"loss": 1.0}, step)
         assert len(unit.machines[0].table.open) <= 10
     assert [(row.step, row.missing) for row in unit.rows] == [(0, 0), *((step, 1) for step in range(1, 100))]
+
+
+# --- forgotten rows, memory and cost ----------------------------------------------------------------------------------
 
 
 def test_late_values_do_not_replace_forgotten_rows() -> None:
