@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, pairwise, product
 from typing import Any
 
 import pytest
@@ -82,22 +81,6 @@ def rows_of(*, steps: bool) -> Rows:
     return rows
 
 
-def labelled() -> Evidence:
-    """Return the evidence of a shared run: rank 1 has files of its own, with its values under its label."""
-    evidence = sound(run_mode="shared", steps=False)
-    own: list[Rows] = [
-        [
-            {f"rank-{rank}/{name}": value_of(rank, cell) for name in names} | {AXIS: 10.0 * cell, "global_step": number}
-            for number, names, cell in calls_of(rank)
-        ]
-        for rank in (0, 1)
-    ]
-    first = evidence.files[0].rows
-    both = [first[0], *({**row, **mine} for row, mine in zip(first[1:], own[0], strict=True))]
-    evidence.files[:] = [RunFile("s0", 0, both), RunFile("s0", 1, own[1])]
-    return evidence
-
-
 def killed() -> Evidence:
     """Return the evidence of a job whose rank 1 is killed after its third row; the rows without it are marked."""
     evidence = sound(faults=(Fault("kill", 1, 3, 0.0),))
@@ -123,12 +106,6 @@ def kinds(evidence: Evidence) -> set[str]:
 @pytest.mark.parametrize("steps", [False, True], ids=["without steps", "with steps"])
 def test_a_job_without_violations_has_none(steps: bool) -> None:
     assert judge(sound(steps=steps)) == Verdict([], {}, CELLS)  # type: ignore[arg-type]  # an empty counter
-
-
-def test_losses_of_a_killed_rank_are_excused_if_the_rows_are_marked() -> None:
-    verdict = judge(killed())
-    assert verdict.violations == []
-    assert verdict.excused == {"flagged": 2, "died with it": 1}
 
 
 # --- planted violations -----------------------------------------------------------------------------------------------
@@ -246,101 +223,3 @@ def test_a_row_without_a_killed_rank_must_be_marked() -> None:
     verdict = judge(evidence)
     assert verdict.violations == []
     assert verdict.excused["said to be lost"] == 2
-
-
-@pytest.mark.parametrize("warns", [True, False])
-def test_a_run_ends_as_failed_only_for_a_reason(warns: bool) -> None:
-    evidence = sound(faults=(Fault("stop", 1, 3, 9.0),))
-    evidence.files[0] = replace(evidence.files[0], exit_code=1)
-    if warns:
-        evidence.entries.append(warning(0, "dist_wandb: Lost rank 1 after step 2; continuing without it."))
-    assert kinds(evidence) == (set() if warns else {"exit code"})
-    evidence = killed()
-    evidence.files[0] = replace(evidence.files[0], exit_code=0)
-    assert kinds(evidence) == {"exit code"}
-
-
-# --- where the rules end ----------------------------------------------------------------------------------------------
-
-
-def test_a_call_of_the_axis_alone_has_a_row() -> None:
-    evidence = sound(steps=False)
-    number = len(calls_of(0))
-    evidence.entries += call(0, number, {}, None, 7.0, pid=100, at=998.0)
-    assert kinds(evidence) == {"lost"}
-    evidence.files[0].rows.append({AXIS: 7.0, "global_step": number})
-    assert kinds(evidence) == set()
-
-
-LABELLED: dict[str, tuple[int, Callable[[Rows], Any], set[str]]] = {
-    "without the axis": (1, lambda rows: rows[5].pop(AXIS), {"wrong axis"}),
-    "with the last axis": (1, lambda rows: rows[5].update({AXIS: rows[3][AXIS]}), {"wrong axis"}),
-    "without a part": (1, lambda rows: rows[5].pop("rank-1/own_1"), {"torn row", "lost"}),
-    "not there": (1, lambda rows: rows.pop(6), {"lost"}),
-    "at the place of rank 0": (1, lambda rows: rows[5].update(global_step=rows[4]["global_step"]), {"wrong place"}),
-    "apart from the row of its call": (0, lambda rows: apart(rows, "rank-0/loss", 0), {"torn row"}),
-}
-
-
-@pytest.mark.parametrize("name", LABELLED)
-def test_rows_of_a_rank_under_its_label_are_whole_and_at_their_place(name: str) -> None:
-    rank, plant, found = LABELLED[name]
-    evidence = labelled()
-    assert kinds(evidence) == set()
-    plant(evidence.files[rank].rows)
-    assert kinds(evidence) == found
-
-
-# --- numbers, messages and the server ---------------------------------------------------------------------------------
-
-
-def test_a_mean_tells_which_ranks_are_in_it() -> None:
-    for cell, weighted in product(range(3), (0, 1)):
-        given = [(value_of(rank, cell), 1.0 + weighted * ((rank + cell) % 3)) for rank in range(5)]
-        chosen = [some for size in range(1, 6) for some in combinations(given, size)]
-        means = sorted(sum(value * weight for value, weight in some) / sum(w for _, w in some) for some in chosen)
-        assert all(after > before * (1 + 2e-6) for before, after in pairwise(means))
-
-
-def test_sums_and_the_spread_are_compared() -> None:
-    evidence = sound(reduce="sum", spread=True)
-    for row in evidence.files[0].rows:
-        row.update({name: 2 * row[name] for name in ("loss", "acc") if name in row})
-    right = {"loss/min": 101.0, "loss/max": 102.125, "loss/std": 0.5625, "loss/argmax_rank": 1}
-    evidence.files[0].rows[1].update(right)
-    assert kinds(evidence) == set()
-    for name, wrong in (("loss/argmax_rank", -1), ("loss/std", 0.1), ("loss/min", 102.125)):
-        evidence.files[0].rows[1].update({**right, name: wrong})
-        assert kinds(evidence) == {"wrong spread"}
-
-
-@pytest.mark.parametrize(
-    ("text", "is_true"),
-    [
-        ("Lost rank 1 after step 2; continuing without it.", True),
-        ("Rank 1 failed after step 2; continuing without it.", False),  # it was killed
-        ("Lost ranks 0, 1 after step 2; continuing without them.", False),
-        ("Lost rank 1 after step 2 and rank 0 failed after step 2; continuing without them.", False),
-        ("what rank 0 logged after step 2 may be lost: the rank that writes it cannot be reached.", False),
-    ],
-)
-def test_messages_are_compared_with_what_has_happened(text: str, is_true: bool) -> None:
-    evidence = killed()
-    evidence.entries.append(warning(0, f"dist_wandb: {text}"))
-    assert kinds(evidence) == (set() if is_true else {"untrue message"})
-
-
-def test_the_same_message_for_each_name_is_a_flood() -> None:
-    evidence = killed()
-    evidence.entries += [warning(0, f"dist_wandb: rank 1 has not logged 'n_{at}' at step {at}.") for at in range(20)]
-    assert kinds(evidence) == {"flood"}
-
-
-def test_rows_on_disk_are_compared_with_those_at_the_server() -> None:
-    evidence = sound(server="healthy")
-    evidence.arrived["s0"] = [dict(each) for each in evidence.files[0].rows]
-    assert kinds(evidence) == set()
-    missing = evidence.arrived["s0"].pop()
-    assert kinds(evidence) == {"not at the server"}
-    evidence.arrived["s0"] += [missing, missing]
-    assert kinds(evidence) == {"twice at the server"}

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from oracle.comparing import DEGRADED, Terms, compare
 from oracle.recorded import Recorded
-from oracle.scripts import draw, for_stock
 
 ROWS: list[dict[str, Any]] = [
     {"loss": 0.5, "lr": 0.1, "samples": 0},
@@ -131,14 +130,3 @@ def test_calls_at_one_position_of_a_frameworks_axis_may_be_one_row_but_not_leave
     assert kinds(stock, Recorded(rows=[whole, {"step": 1, "epoch": 0}, later]), terms) == ["row of the axis alone"]
     assert kinds(stock, Recorded(rows=[{**whole, "step": 2}, later]), terms) == ["value"]
     assert kinds(stock, Recorded(rows=[parts[0], later, parts[1]]), terms) != []
-
-
-def test_scripts_are_drawn_with_all_their_kinds() -> None:
-    scripts = [draw(seed) for seed in range(100)]
-    assert scripts == [draw(seed) for seed in range(100)]
-    operations = [operation for each in scripts for operation in each.operations]
-    assert {operation["do"] for operation in operations} == {"log", "define", "summary", "config", "behind", "end"}
-    logs = [operation for operation in operations if operation["do"] == "log"]
-    assert {operation.get("commit") for operation in logs} == {None, True, False}
-    moves = [for_stock(each, has_peers=True).script != each for each in scripts]
-    assert 5 < sum(moves) < 50

@@ -10,7 +10,7 @@ import pytest
 from processes import clean_environment, run_job
 
 ROOT = Path(__file__).parents[2]
-RANKS = 40  # in groups of 16, as with 128
+RANKS = 20  # in groups of 16, as with 128
 MOST_MEMORY = 40.0  # MiB of private memory of a rank
 
 

@@ -18,9 +18,8 @@ from row_units import Unit
 
 from dist_wandb.exchange.protocol import plan, rounds, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
-from dist_wandb.exchange.protocol.contributors import NOBODY, Contributors
+from dist_wandb.exchange.protocol.contributors import NOBODY
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
-from dist_wandb.exchange.protocol.placing import Placing
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.protocol.table import Row
 
@@ -141,41 +140,6 @@ def exchange(unit: Unit, action: str, rank: int, number: int) -> None:
         actions[action](rank)
 
 
-# Broken variants, each of which the judge must find in some job.
-
-
-BROKEN: dict[str, tuple[Any, str, Any]] = {
-    "each call has a row of its own": (
-        Placing,
-        "_homes",
-        lambda self, call, _usual: dict.fromkeys(self.calls[call].keys, call),
-    ),
-    "nobody is awaited": (Contributors, "awaited", lambda *_args, **_more: (NOBODY, False)),
-    "nobody is flagged": (Contributors, "lacking", lambda *_: NOBODY),
-    "another rank's axes": (plan.Segment, "giver", lambda self, _: list(self.starts)[-1]),
-    "late values start a row": (table.Table, "recall", lambda self, row: self.memory.pop(row)),
-    "calls are never held": (Contributors, "present", property(lambda _: NOBODY)),
-}
-
-
-@pytest.mark.parametrize("variant", BROKEN)
-def test_broken_variants_are_found(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*BROKEN[variant])
-    kinds = [*SAME_CALLS, "own names", "split", "late first call", "death", "late join"]
-    for seed, kind in itertools.product(range(40), kinds):
-        if is_found(Job(kind, 2 + seed % 3, seed % 2 == 0, seed % 3 == 0, 20, seed)):
-            return
-    raise AssertionError("not found")
-
-
-def is_found(job: Job) -> bool:
-    try:
-        judge = judged(job)
-    except (AssertionError, KeyError, IndexError, ValueError):
-        return True
-    return job.kind in SAME_CALLS and any(written.row.corrects for written in judge.written)
-
-
 # --- single rules -----------------------------------------------------------------------------------------------------
 
 
@@ -186,45 +150,6 @@ def shown(unit: Unit) -> list[tuple[Any, ...]]:
 
 def values(row: Row) -> dict[str, float]:
     return {name: number_at(*row.lanes, at, len(row.names)).reduced("mean") for at, name in enumerate(row.names)}
-
-
-def test_a_row_takes_one_reduce_in_lockstep() -> None:
-    """Learning the names takes one more round; a round for many rows takes one as well."""
-    unit = Unit(3)
-    for step in range(10):
-        unit.log_on_all({"loss": 1.0, "lr": 0.1}, step)
-        unit.exchange()
-    unit.exchange()
-    assert (unit.reduced, len(unit.rows)) == (9, 10)
-    for step in range(10, 210):
-        unit.log_on_all({"loss": 1.0, "lr": 0.1}, step)
-    unit.exchange()
-    assert (unit.reduced, len(unit.rows)) == (10, 210)
-    assert not unit.waits
-
-
-def test_an_extra_name_of_one_rank_joins_the_row_from_the_second_time_on() -> None:
-    """Fabric's ThroughputMonitor on rank 0, in one `log_dict` with the loss: the other ranks are not waited for."""
-    unit = Unit(2)
-    for step in range(4):
-        unit.log(0, {"loss": 1.0, "throughput": 5.0}, step)
-        unit.log(1, {"loss": 3.0}, step)
-        unit.exchange()
-        unit.exchange()
-        assert len(unit.rows) == (step + 1 if step else 0)  # the first row waits for the next call of rank 1
-    assert shown(unit) == [(step, {"loss": 2.0, "throughput": 5.0}, 0, False) for step in range(4)]
-
-
-def test_what_a_higher_rank_adds_at_a_step_joins_the_row_although_it_comes_in_parts() -> None:
-    unit = Unit(3)
-    unit.log(0, {"loss": 1.0, "lr": 0.1}, 0)
-    for rank in (1, 2):
-        unit.log(rank, {"loss": 4.0}, 0)
-    unit.exchange()
-    for rank in (1, 2):
-        unit.log(rank, {"lr": 0.1, f"own_{rank}": 5.0}, 0)
-    unit.close()
-    assert shown(unit) == [(0, {"loss": 3.0, "lr": pytest.approx(0.1), "own_1": 5.0, "own_2": 5.0}, 0, False)]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -263,19 +188,6 @@ def test_the_axis_belongs_to_the_call() -> None:
     assert [outcome.differing for outcome in outcomes] == [(), ("samples",)]
 
 
-@pytest.mark.parametrize("order", [(), (0, 1), (1, 0)])
-def test_an_axis_that_only_a_higher_rank_gives_is_in_the_row(order: tuple[int, ...]) -> None:
-    unit = Unit(3, ["epoch"])
-    for rank in order or range(2):
-        unit.log(rank, {"loss": 3.0, "acc": 0.5, "epoch": 7.0} if rank else {"loss": 1.0}, 0)
-        if order:
-            unit.now += 1.0
-            unit.exchange()
-    unit.close()
-    assert shown(unit)[-1][:2] == (0, {"loss": 2.0, "acc": 0.5})
-    assert unit.rows[-1].axes == {"epoch": 7}
-
-
 def test_rows_do_not_wait_for_a_name_that_has_become_an_axis() -> None:
     """Rank 1 gives its part of a row that waits after `epoch` was defined as an axis: it is no cell of that call."""
     unit = Unit(2)
@@ -288,41 +200,6 @@ def test_rows_do_not_wait_for_a_name_that_has_become_an_axis() -> None:
         machine.side_data.axes = ("epoch",)
     unit.write(1, {"loss": 3.0, "epoch": 1.0})
     assert shown(unit)[1:] == [(-2, {"loss": 2.0, "epoch": 1.0}, 0, False)]
-
-
-def test_calls_without_names_carry_only_what_their_rank_keeps() -> None:
-    unit = Unit(2)
-    unit.log(0, {"loss": 1.0})
-    unit.log(0, {}, own="text")
-    unit.log(1, {}, own="label")
-    unit.log(0, {}, 7, own="at a step")
-    unit.close()
-    assert unit.owns == {(0, 0): ["text", "at a step"], (1, 0): ["label"]}
-    assert [(row.x, row.step, row.own) for row in unit.rows if not row.names and row.own] == [
-        (-2, None, ("text",)),
-        (7, 7, ("at a step",)),
-    ]
-
-
-def test_rows_of_a_rank_that_is_behind_keep_its_order() -> None:
-    """Rank 1 is ahead for so long that its calls are taken. Rank 0 completes their rows between rows of its own."""
-    unit = Unit(2)
-    unit.log_on_all({"loss": 1.0}, 0)
-    unit.settle(0.0)
-    for step in (1, 2):
-        unit.write(1, {"loss": 3.0}, step)
-    for step in (1, 2):
-        unit.log(0, {}, step, own=f"before {step}")
-        unit.log(0, {"loss": 1.0}, step)
-    unit.log(0, {}, 3, own="last")
-    unit.close()
-    assert [(row.step, row.names or row.own) for row in unit.rows[1:]] == [
-        (1, ("before 1",)),
-        (1, ("loss",)),
-        (2, ("before 2",)),
-        (2, ("loss",)),
-        (3, ("last",)),
-    ]
 
 
 def test_a_call_waits_for_others_until_it_is_old() -> None:
@@ -404,22 +281,6 @@ def test_the_next_round_shares_the_highest_publication_count() -> None:
     unit.machines[1].side_data.published = 2
     unit.exchange()
     assert [machine.side_data.most_published for machine in unit.machines] == [2, 2, 2]
-
-
-def test_a_new_name_waits_for_the_short_patience_only() -> None:
-    """It is not known that rank 1 logs it: no flag. From then on a known name of rank 0 is written at once."""
-    unit = Unit(2)
-    unit.write(0, {"loss": 4.0}, 0)
-    assert not unit.rows
-    unit.give_up(new_only=True)
-    unit.log(0, {"loss": 5.0}, 1)
-    unit.log(0, {"another": 6.0}, 1)  # rank 1 has never logged anything: it is not waited for again
-    unit.exchange()
-    unit.exchange()
-    assert shown(unit) == [(0, {"loss": 4.0}, 0, False), (1, {"loss": 5.0}, 0, False), (1, {"another": 6.0}, 0, False)]
-    unit.write(1, {"loss": 6.0}, 0)
-    assert shown(unit)[3:] == [(0, {"loss": 5.0}, 0, True)]
-    assert (unit.outcomes[0].late, unit.outcomes[1].late) == ((), (Key("loss", 0, 0),))
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -555,21 +416,6 @@ def test_an_interleaved_rank_does_not_pass_a_row_by_logging_a_later_one(is_inter
     assert (values(last[0]), last[0].corrects) == ({"loss": 2.0}, not is_interleaved)
 
 
-def test_lost_ranks_are_counted_as_missing_until_they_return() -> None:
-    unit = Unit(3)
-    changes: list[Callable[[], None]] = [
-        lambda: None,
-        lambda: unit.stall(2),
-        lambda: unit.die(1),
-        lambda: unit.come(2),
-        lambda: unit.come(1),
-    ]
-    for step, change in enumerate(changes):
-        change()
-        unit.write_on_all({"loss": 1.0}, step)
-    assert [row.missing for row in unit.rows] == [0, 1, 2, 1, 0]
-
-
 def test_rows_of_before_it_was_known_that_a_lost_rank_logs_their_names_are_flagged() -> None:
     unit = Unit(2)
     for step in range(3):
@@ -610,20 +456,6 @@ def test_names_of_one_rank_are_not_flagged_when_another_one_is_lost() -> None:
     unit.log(0, {"throughput": 1.0}, 5)
     unit.close()
     assert {row.missing for row in unit.rows if row.names == ("throughput",) and row.step} == {0}
-
-
-def test_uneven_counts_are_not_flagged() -> None:
-    """Validation loaders: rank 0 has one batch more, and both continue with the next epoch, at step 0 again."""
-    unit = Unit(2)
-    for step in (0, 1):
-        unit.log_on_all({"val": 1.0}, step)
-    unit.write(0, {"val": 5.0}, 2)
-    unit.write_on_all({"val": 2.0}, 0)
-    assert shown(unit) == [
-        *((step, {"val": 1.0}, 0, False) for step in (0, 1)),
-        (2, {"val": 5.0}, 0, False),
-        (0, {"val": 2.0}, 0, False),
-    ]
 
 
 def test_at_most_some_rows_wait() -> None:
@@ -764,17 +596,17 @@ def test_ranks_with_equal_calls_are_one(is_another: bool, monkeypatch: pytest.Mo
     assert [row.ranks for row in rows[:19]] == [(512,)] * 19
 
 
-def test_calls_of_an_interrupted_round_are_put_back() -> None:
+def test_calls_of_an_interrupted_round_are_put_back_in_their_order() -> None:
     unit = Unit(3)
-    unit.write_on_all({"loss": 1.0}, 0)
-    for rank in range(3):
-        unit.log(rank, {"loss": float(rank), "lr": 1.0}, 1, own=f"{rank}")
+    unit.write_on_all({"loss": 1.0, "lr": 1.0})
+    for number, rank in itertools.product((1.0, 2.0), range(3)):
+        unit.log(rank, {"loss": number * rank, "lr": 1.0}, own=f"{rank} {number}")
     unit.undo([0, 2])
-    assert [len(machine.outbox.waiting) for machine in unit.machines] == [1, 1, 1]
+    assert [len(machine.outbox.waiting) for machine in unit.machines] == [2, 2, 2]
     unit.exchange()
     unit.close()
-    assert shown(unit)[1:] == [(1, {"loss": 1.0, "lr": 1.0}, 0, False)]
-    assert [unit.owns[rank, 0] for rank in range(3)] == [["0"], ["1"], ["2"]]
+    assert shown(unit)[1:] == [(-2, {"loss": 1.0, "lr": 1.0}, 0, False), (-3, {"loss": 2.0, "lr": 1.0}, 0, False)]
+    assert [unit.owns[rank, 0] for rank in range(3)] == [[f"{rank} 1.0", f"{rank} 2.0"] for rank in range(3)]
 
 
 def test_waiting_values_can_be_renamed() -> None:

@@ -162,6 +162,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[dict[str, Any]
         [],
     ),
     "one weight for all names": ({}, [(AB, 0, [3, 1])], [{"a": 0.25, "b": -0.25, "global_step": 0}], []),
+    "equal numbers": ({}, [([{"loss": 0.1}] * 2, 0, [1, 2])], [{"loss": 0.1, "global_step": 0}], []),  # exactly
     "a weight on a device": ({}, [(AB, 0, [THREE, 1.0])], [{"a": 0.25, "b": -0.25, "global_step": 0}], []),
     "names without a weight": ({}, [(AB, 0, [{"a": 3}, {"a": 1}])], [{"a": 0.25, "b": -0.5, "global_step": 0}], []),
     "the weight of a NaN": (

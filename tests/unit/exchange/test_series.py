@@ -28,28 +28,11 @@ def key(series: Series) -> Key:
     return Key(series.text, 1, 0)
 
 
-@given(NAMES, st.sampled_from(["metric", "table", "images"]), NAMES)
-def test_a_series_is_parsed_back_from_its_text(name: str, kind: str, layout: str) -> None:
-    series = Series(name, kind, layout)
-    assert series_of(series.text) == series
-    assert is_attached(series.text)
-    assert key(series).series == series
-
-
 @given(NAMES)
 def test_the_series_of_a_number_is_its_name(name: str) -> None:
     assert Series(name).text == name
     assert series_of(name) == Series(name, NUMBER, "")
     assert not is_attached(name)
-
-
-@pytest.mark.parametrize("text", ["\0", "a\0", "a\0table", "a\0other\0", "\0\0\0"])
-def test_a_series_of_an_unknown_kind_is_not_merged(text: str) -> None:
-    own, odd = attachments(writes=True), Key(text, 1, 0)
-    assert series_of(text).text == text
-    assert own.due([odd], has_primary=True) == []
-    assert not own.needs_primary(text)
-    assert own.pop_values(odd, 2, corrects=True) == ({}, 0)
 
 
 @pytest.mark.parametrize(

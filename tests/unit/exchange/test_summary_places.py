@@ -33,36 +33,6 @@ def log(unit: Unit, rank: int, metrics: dict[str, Any], step: int | None, follow
     unit.ranks[rank].posting.post(contribution, unit.rounds[rank], unit.protocol.now)
 
 
-def test_a_row_has_the_place_of_the_writing_ranks_call() -> None:
-    unit = Unit()
-    places = recorded(unit)
-    for rank, follows in enumerate((2, 7)):
-        log(unit, rank, {"loss": 1.0}, 0, follows)
-        log(unit, rank, {"loss": 2.0, "text": "a"}, 1, follows + 1, commit=True)
-        log(unit, rank, {"acc": 1.0}, None, follows + 1)
-        log(unit, rank, {"acc": 2.0}, 2, follows + 2, commit=True)
-    unit.close()
-    assert places == [
-        (["loss"], 2, 0, True, False),
-        (["loss", "text"], 3, 1, False, False),
-        (["acc"], 3, 0, False, False),
-        (["acc"], 4, 2, False, False),
-    ]
-
-
-def test_a_row_that_waits_for_a_rank_has_the_place_of_its_call() -> None:
-    unit = Unit()
-    places = recorded(unit)
-    log(unit, 0, {"loss": 1.0}, 0, 0)
-    for _ in range(3):
-        unit.exchange()
-    log(unit, 0, {"text": "a"}, 1, 1)
-    assert not places
-    log(unit, 1, {"loss": 1.0}, 0, 0)
-    unit.close()
-    assert sorted(places) == [(["loss"], 0, 0, True, False), (["text"], 1, 1, True, False)]
-
-
 def summarized(unit: Unit) -> Run:
     """Return the run of rank 0, with a summary as wandb has it."""
     run, summary = Run(), SummaryWrites("global_step")
@@ -105,29 +75,6 @@ def test_the_summary_has_the_newest_values_though_an_older_row_waited_for_a_rank
     log(unit, 0, {"p": 5.0}, 2, 0, commit=True)
     unit.close()
     assert run.values == {"only": 5.0, "p": 3.0, "global_step": 5}
-
-
-def test_a_row_of_other_ranks_has_no_place() -> None:
-    unit = Unit()
-    places = recorded(unit)
-    log(unit, 1, {"eval": 1.0}, 0, 5)
-    unit.close()
-    assert places == [(["eval"], None, 0, True, False)]
-
-
-def test_a_row_that_is_written_again_is_told_apart() -> None:
-    unit = Unit()
-    places = recorded(unit)
-    unit.log_on_all([{"loss": 1.0}, {"loss": 1.0}], 0)
-    unit.exchange()
-    log(unit, 0, {"loss": 1.0}, 1, 3)
-    unit.rounds[0].give_up(every=unit.rounds[0].table.round + 1)
-    for _ in range(4):
-        unit.exchange()
-        unit.rounds[0].give_up(every=unit.rounds[0].table.round)
-    log(unit, 1, {"loss": 3.0}, 1, 0)
-    unit.close()
-    assert [(place[1], place[4]) for place in places] == [(0, False), (3, False), (None, True)]
 
 
 @pytest.mark.parametrize("commit", [None, True, False])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from row_units import Unit as RowUnit
 from units import Stall
 
 from dist_wandb.exchange import turns as turns_module
@@ -161,54 +159,6 @@ def test_log_waits_no_longer_once_the_rank_closes(rank: Rank) -> None:
 
 
 # --- the inbox --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_row_that_waits_for_a_call_of_this_rank_counts_once_among_those_that_are_left(goes_on: bool) -> None:
-    unit = RowUnit(2)
-    unit.write_on_all({"loss": 1.0}, 0)
-    unit.write(1, {"loss": 3.0}, 1)
-    if goes_on:
-        unit.log(0, {"loss": 1.0}, 1)
-    assert (len(unit.machines[0].table.open), len(unit.machines[0].outbox.waiting)) == (1, goes_on)
-    assert _turns(unit).left() == 1
-
-
-class Reduced(list[float]):
-    """The numbers of a round, in the middle of whose use something is asked."""
-
-    def __init__(self, numbers: Iterable[float], ask: Callable[[], int]) -> None:
-        super().__init__(numbers)
-        self.ask = ask
-        self.answers: list[int] = []
-
-    def __iter__(self) -> Iterator[float]:
-        for number in super().__iter__():
-            self.answers.append(self.ask())
-            yield number
-
-
-def test_rows_of_a_round_that_is_being_unpacked_count_once_among_those_that_are_left() -> None:
-    unit = RowUnit(2)
-    unit.write_on_all({"loss": 1.0}, 0)
-    for step in range(1, 4):
-        unit.log(0, {"loss": 3.0}, step)
-    unit.now += 1.0  # the other rank is waited for no longer
-    first, second = unit.machines
-    offers = unit.offers()
-    plan = first.plan(offers)
-    sums, maxima = unit.reduce([plan, second.plan(offers)])
-    reduced = Reduced(sums, _turns(unit).left)
-    first.unpack(plan, reduced, maxima)
-    assert len(first.table.open) == 3, "rows that wait for the other rank"
-    assert set(reduced.answers) == {3} == {_turns(unit).left()}
-
-
-def _turns(unit: RowUnit) -> Turns:
-    rows = SimpleNamespace(writes=True, writing=SimpleNamespace(due=0))
-    context: Any = SimpleNamespace(limits=LIMITS, rows=rows, unit=SimpleNamespace(index=0))
-    inbox: Any = Empty([0.0])
-    return Turns(context, unit.machines[0], inbox, Pacer(LIMITS, 0.0))
 
 
 def test_contributions_stay_in_order_behind_one_that_is_still_on_a_device() -> None:

@@ -29,22 +29,6 @@ def test_an_unreachable_host_has_no_address(monkeypatch: pytest.MonkeyPatch) -> 
     assert address_towards("no-such-host") is None
 
 
-@pytest.mark.parametrize(
-    ("own", "published"),
-    [
-        ("127.0.0.1", ["127.0.0.1", "127.0.0.1"]),
-        ("10.0.0.1", ["10.0.0.1", "10.0.0.1"]),
-        (None, [None, "10.0.0.2"]),
-        ("127.0.1.1", ["127.0.1.1", "127.0.0.1"]),
-        ("127.0.1.1", ["127.0.1.1", None]),
-    ],
-)
-def test_gloo_chooses_the_address_on_one_host_or_if_nothing_is_known(
-    own: str | None, published: list[str | None]
-) -> None:
-    assert address_among(own, published) is None
-
-
 def test_the_address_that_reaches_the_store_is_used_on_several_hosts() -> None:
     assert address_among("10.0.0.2", ["127.0.1.1", "10.0.0.2"]) == "10.0.0.2"
     assert address_among("fd00::2", ["fd00::1", "fd00::2"]) == "fd00::2"

@@ -73,33 +73,6 @@ def test_a_shell_not_started_by_srun_is_a_separate_job(layout: str) -> None:
     assert job_name(Topology.detect(environ), environ) is None
 
 
-@pytest.mark.parametrize(
-    ("command", "world_size", "step"),
-    [
-        ("sbatch -N2 -n4 --ntasks-per-node=2: srun", 4, "0"),
-        ("sbatch -N2 -n4 --ntasks-per-node=2: srun -N1 -n2", 2, "1"),
-        ("sbatch -N2 -n2 --ntasks-per-node=1: srun", 2, "0"),
-    ],
-)
-def test_an_srun_in_a_batch_script_is_a_job_with_its_own_name(command: str, world_size: int, step: str) -> None:
-    environments = RECORDED[command]
-    topologies = [Topology.detect(environ) for environ in environments]
-    assert [topology.global_rank for topology in topologies] == list(range(world_size))
-    assert {topology.world_size for topology in topologies} == {world_size}
-    names = {str(job_name(topology, environ)) for topology, environ in zip(topologies, environments, strict=True)}
-    assert {name.rpartition("-")[2] for name in names} == {step}
-
-
-def test_pmi_variables_of_an_srun_agree_with_slurms() -> None:
-    for rank, environ in enumerate(RECORDED["srun -N1 -n2 --mpi=pmi2"]):
-        assert [(launcher.name, launcher.status) for launcher in detected_launchers(environ)] == [
-            ("MPICH", "used"),
-            ("SLURM", "agrees"),
-        ]
-        topology = Topology.detect(environ)
-        assert (topology.global_rank, topology.local_rank, topology.node_rank, topology.num_nodes) == (rank, rank, 0, 1)
-
-
 # --- what others have left --------------------------------------------------------------------------------------------
 
 TORCHRUN = variables(

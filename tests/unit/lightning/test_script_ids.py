@@ -52,17 +52,6 @@ def test_a_child_takes_the_ids_of_its_parent_in_order_and_offers_nothing(place: 
     assert file_in(place).read_text() == '["of the run", "second"]'
 
 
-def test_a_child_is_told_of_the_run(place: Path, child: Child) -> None:
-    ids = ScriptIds(place)
-    ids.next_id("first")
-    assert child().run_of(0) == {}
-    ids.offer(0, "first", {"config": {"lr": 0.1}})
-    ids.offer(1, "second", {"config": {"text": "x" * 100_000}})  # too much: only the id
-    twin = child()
-    assert [twin.next_id("own")[1], twin.next_id("own")[1]] == ["first", "second"]
-    assert [twin.run_of(number) for number in range(3)] == [{"config": {"lr": 0.1}}, {}, {}]
-
-
 def test_what_was_offered_is_that_of_its_moment(place: Path) -> None:
     ids, layers = ScriptIds(place), list[object]([64])
     ids.offer(0, "first", {"config": {"layers": layers}})

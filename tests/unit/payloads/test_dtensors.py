@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -11,12 +10,10 @@ import pytest
 import torch
 from fakes import FakeWandb, Job, OnRanks
 
-import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.devices import whole
 from dist_wandb.payloads.scalars import copied_row, copied_weight
-from dist_wandb.session.remote_session import RemoteSession
 
 
 class FakeDTensor(torch.Tensor):
@@ -66,15 +63,6 @@ def test_a_session_logs_replicated_tensors_with_and_without_reduction(
             session.log({"loss": PART}, step=1)
     on_ranks(2, lambda rank: sessions[rank].finish())
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [2.5]
-
-
-def test_a_child_process_sends_replicated_tensors(fake_wandb: FakeWandb) -> None:
-    with dist_wandb.init() as session:
-        copy: RemoteSession = pickle.loads(pickle.dumps(session))  # noqa: S301  # our own bytes
-        copy.log({"loss": WHOLE, "nested": {"y": WHOLE}}, weight={"loss": WHOLE})
-        with pytest.raises(ConfigurationError, match="'loss' is a DTensor"):
-            copy.log({"nested": {"loss": PART}})
-    assert [(row["loss"], row["nested"]) for row in fake_wandb.runs[0].rows] == [(2.5, {"y": 2.5})]
 
 
 @pytest.mark.parametrize("is_captured", [True, False])

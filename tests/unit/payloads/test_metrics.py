@@ -37,7 +37,7 @@ from torchmetrics.classification import (
     MulticlassF1Score,
     MulticlassPrecision,
 )
-from torchmetrics.wrappers import BootStrapper, MinMaxMetric, Running
+from torchmetrics.wrappers import BootStrapper, MinMaxMetric
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.framing import decode, encode, framed
@@ -188,18 +188,6 @@ def test_a_nan_among_extrema_is_kept(make: type[MinMetric | MaxMetric], where: i
     name = next(iter(ranks[where].metric_state))
     setattr(ranks[where], name, torch.tensor(math.nan))
     assert math.isnan(merged(ranks)[""])
-
-
-@pytest.mark.parametrize("case", ["max", "min", "collection"])
-def test_a_neutral_contribution_changes_nothing(case: str) -> None:
-    make, data = CASES[case]
-    ranks = ranks_of(
-        make, lambda g: data(g) if case == "collection" else (torch.tensor({"max": -5.0, "min": 5.0}[case]),), (2, 1)
-    )
-    snapshots = [take_snapshot(metric) for metric in ranks]
-    packed = [*(one.packed() for one in snapshots), Layout.parse(snapshots[0].signature).neutral()]
-    sums, maxima = torch.stack([p.sums for p in packed]).sum(0), torch.stack([p.maxima for p in packed]).amax(0)
-    assert snapshots[0].compute(sums, maxima, [b"".join(p.blob) for p in packed]) == merged(ranks)
 
 
 class Last(Metric):
@@ -382,22 +370,6 @@ def test_a_state_that_the_computing_rank_lacks_is_named(caplog: pytest.LogCaptur
 # Layouts
 
 
-def test_signatures_distinguish_layouts() -> None:
-    makes: list[Make] = [
-        MeanMetric,
-        SumMetric,
-        lambda: MulticlassAccuracy(3),
-        lambda: MulticlassAccuracy(4),
-        lambda: MulticlassF1Score(4),
-        lambda: MulticlassConfusionMatrix(4, normalize="all"),
-        collection,
-        lambda: MetricCollection([SumMetric()]),
-        lambda: MinMaxMetric(SumMetric()),
-    ]
-    assert len({take_snapshot(make()).signature for make in makes}) == len(makes)
-    assert take_snapshot(SumMetric()).signature == take_snapshot(SumMetric()).signature
-
-
 def test_states_of_a_compute_group_are_sent_once() -> None:
     ranks = ranks_of(collection, classes, (1,))
     assert sorted(map(len, ranks[0].compute_groups.values())) == [1, 3]
@@ -472,17 +444,6 @@ def test_lists_are_averaged_element_by_element() -> None:
 # Wrappers with memory
 
 
-def test_extremes_cover_all_logged_values() -> None:
-    """The values are those of one process that calls `compute` whenever the ranks log."""
-    ranks, one = [MinMaxMetric(MeanMetric()) for _ in range(2)], MinMaxMetric(MeanMetric())
-    for number in (3.0, 9.0, -6.0, 0.0):
-        for metric, own in zip((*ranks, one), (number, number + 1, number + 0.5), strict=True):
-            metric.update(own)
-        assert merged(ranks) == pytest.approx({f"/{name}": float(value) for name, value in one.compute().items()})
-        for metric in (*ranks, one):
-            metric.reset()  # which keeps the extremes
-
-
 def test_extremes_include_values_computed_by_the_ranks_themselves() -> None:
     ranks = [MinMaxMetric(MeanMetric()) for _ in range(2)]
     for metric, numbers_of_rank in zip(ranks, ((1.0, 5.0), (-3.0, 2.0)), strict=True):
@@ -490,17 +451,6 @@ def test_extremes_include_values_computed_by_the_ranks_themselves() -> None:
             metric.update(number)
             metric.compute()
     assert merged(ranks) == {"/raw": 1.25, "/min": -3.0, "/max": 3.0}
-
-
-@pytest.mark.parametrize("updates", [(5, 5, 5), (5, 2, 0), (0, 1, 4)])
-def test_a_window_covers_the_last_updates_of_each_rank(updates: tuple[int, ...]) -> None:
-    ranks = ranks_of(lambda: Running(MeanSquaredError(), window=3), pairs, updates)
-    together = MeanSquaredError()
-    for rank, count in enumerate(updates):
-        generator = torch.Generator().manual_seed(rank)
-        for batch in [pairs(generator) for _ in range(count)][-3:]:
-            together.update(*batch)
-    assert merged(ranks) == pytest.approx({"": float(together.compute())})
 
 
 def test_the_newest_metric_of_a_tracker_is_used() -> None:

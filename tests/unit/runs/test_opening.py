@@ -19,7 +19,6 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
-from dist_wandb.settings.plan import RunPlan, unit_run_id
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 DEAD = wandb.errors.CommError("Timed out\ninitializing run")
@@ -307,45 +306,3 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
     second.log({"loss": 1.5}, step=0)
     assert second.flush(20)
     assert fake_wandb.runs[1].rows == [{"rank-1/loss": 1.5, "global_step": 0}]
-
-
-# --- under a sweep's agent --------------------------------------------------------------------------------------------
-
-TWO_NODES = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("topologies", "run_mode", "rank_scope", "ids"),
-    [
-        (TWO, "auto", "global", ["t7", "t7"]),
-        (TWO, "new", "global", ["t7", "t7-rank-1"]),
-        (TWO_NODES, "auto", "worker", ["t7", "t7-worker-1"]),
-        (TWO_NODES, "new", "worker", ["t7", "t7-worker-1-rank-0"]),
-        ([Topology(0, 0, 0, 1, 1, 1)], "new", "worker", ["t7"]),
-    ],
-)
-@pytest.mark.usefixtures("store", "fake_wandb")
-def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
-    topologies: list[Topology],
-    run_mode: Any,
-    rank_scope: Any,
-    ids: list[str],
-    on_ranks: OnRanks,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
-    monkeypatch.setenv("WANDB_RUN_ID", "t7")
-    monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", "/nowhere")  # as on a node without the agent
-    options = Options(run_mode, rank_scope, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
-
-    def open_one(rank: int) -> RunPlan:
-        topology = topologies[rank]
-        return opener.open_session(options, {"id": "mine"}, integration="test", topology=topology, number=1).plan
-
-    with pytest.warns(UserWarning, match="An agent of ") as warned:
-        plans = on_ranks(len(topologies), open_one)
-    assert list(map(unit_run_id, plans)) == ids
-    assert ("WANDB_SWEEP_PARAM_PATH" in os.environ) is (len(plans) == 1)  # the coordinator keeps it
-    messages = [str(warning.message) for warning in warned]
-    assert sum("id='mine' is not used, but WANDB_RUN_ID=t7" in text for text in messages) == 1  # by one rank
-    assert sum("accepts one run as a trial" in text for text in messages) == (len(set(ids)) > 1)

@@ -91,19 +91,6 @@ def test_the_mode_in_settings_ranks_between_argument_and_environment(
     assert requested.mode({"settings": kind(entity="team")}) == "disabled"
 
 
-@pytest.mark.parametrize(
-    ("mode", "message"),
-    [
-        ("", "WANDB_MODE is set but empty, which W&B refuses"),
-        ("ofline", r"The W&B mode 'ofline' is unknown\. .* Did you mean 'offline'\?"),
-    ],
-)
-def test_an_empty_or_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch, mode: str, message: str) -> None:
-    monkeypatch.setenv("WANDB_MODE", mode)
-    with pytest.raises(ConfigurationError, match=message):
-        requested.mode({})
-
-
 @pytest.mark.parametrize("file", [OF_USER, pytest.param("wandb/settings", id="workspace")])
 def test_the_mode_that_wandb_offline_wrote_is_respected(fresh_wandb: Path, file: str) -> None:
     settings = fresh_wandb / file

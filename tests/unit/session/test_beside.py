@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -157,38 +156,6 @@ def test_a_row_without_a_step_uses_the_last_step(alone: FakeWandb) -> None:
         {"loss": 0.5, "global_step": 200},
         {"val": 1.0, "global_step": 200},
     ]
-
-
-def test_a_reduced_row_without_a_step_uses_the_last_step(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
-    sessions = job(TWO)
-
-    def work(rank: int) -> None:
-        run = sessions[rank]
-        run.log({"early": rank})
-        run.log({"loss": rank}, step=4)
-        run.log({"images" if rank == 0 else "other": rank})
-        if rank == 1:
-            run.log({"mine": 1})
-        run.log({"loss": rank}, step=8)
-        run.log({"val": rank})
-        child = pickle.loads(pickle.dumps(run))  # noqa: S301  # our own
-        child.log({"child": rank}, 3)
-        assert child.flush()
-        run.log({"last": rank, "text": "a"})
-        run.finish()
-
-    on_ranks(2, work)
-    at = {name: row["global_step"] for row in fake_wandb.runs[0].rows for name in row}
-    assert {name: at[name] for name in ("early", "images", "other", "mine", "val", "child", "last", "text")} == {
-        "early": 0,
-        "images": 4,
-        "other": 4,
-        "mine": 4,
-        "val": 8,
-        "child": 3,
-        "last": 8,
-        "text": 8,
-    }
 
 
 @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**40, 2**53])

@@ -104,8 +104,15 @@ def test_what_the_script_has_registered_between_two_runs_is_called_before_the_se
     assert [run.rows for run in fake_wandb.runs] == [[], [{"bye": 1.0, "global_step": 0}]]
 
 
-@pytest.mark.parametrize("error", [RuntimeError(), SystemExit(3), SystemExit(0)], ids=["raises", "3", "0"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        *(("fork", error) for error in (RuntimeError(), SystemExit(3), SystemExit(0))),
+        ("forkserver", SystemExit(3)),
+        ("spawn", SystemExit(3)),
+    ],
+    ids=["fork, raises", "fork, 3", "fork, 0", "forkserver", "spawn"],
+)
 def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, method: str, error: Exception) -> None:
     context: Any = multiprocessing.get_context(method)
     process = context.Process(target=child, args=(error, tmp_path / "code"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.job.units import ranks_along
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RUN_MODES, RunPlan, Unit, needs_layout, plan_run, too_large, unit_of
+from dist_wandb.settings.plan import RUN_MODES, RunPlan, needs_layout, plan_run, too_large, unit_of
 
 sizes = st.dictionaries(st.sampled_from(["pp", "dp", "tp", "cp"]), st.integers(1, 4), min_size=1)
 modes = st.sampled_from(RUN_MODES)
@@ -39,18 +38,6 @@ def plans(mesh: dict[str, int], along: list[str], primary: int | None, mode: str
     ]
 
 
-@given(meshes())
-def test_ranks_along_dimensions_are_those_whose_other_coordinates_are_equal(
-    case: tuple[dict[str, int], list[str], int],
-) -> None:
-    mesh, along, _ = case
-    places = list(product(*map(range, mesh.values())))
-    kept = [at for at, name in enumerate(mesh) if name not in along]
-    for rank, place in enumerate(places):
-        expected = [other for other, at in enumerate(places) if all(at[one] == place[one] for one in kept)]
-        assert list(ranks_along(mesh, along, rank)) == expected
-
-
 @given(meshes(), modes)
 def test_one_replica_of_each_part_of_the_data_counts_in_any_mesh(
     case: tuple[dict[str, int], list[str], int], mode: str
@@ -66,24 +53,6 @@ def test_one_replica_of_each_part_of_the_data_counts_in_any_mesh(
         plan.primary == (mode == "new" or rank == primary % size) for rank, plan in enumerate(found) if plan.opens_run
     )
     assert not any(plan.primary for rank, plan in enumerate(found) if rank not in counting)
-
-
-@given(meshes())
-def test_the_primary_has_index_0_and_every_index_belongs_to_one_rank(
-    case: tuple[dict[str, int], list[str], int],
-) -> None:
-    mesh, along, primary = case
-    size = math.prod(mesh.values())
-    members = {}
-    for topology in topologies(size, primary):
-        unit = unit_of(topology, "global", ranks_along(mesh, along, topology.global_rank))
-        if unit.is_member:
-            members[unit.index] = topology.global_rank
-            assert [unit.global_rank_of(index) for index in range(unit.size)] == list(unit.ranks)
-            assert unit.ranks[unit.index] == topology.global_rank
-    assert members[0] == primary % size
-    assert sorted(members.values()) == list(ranks_along(mesh, along, primary % size))
-    assert sorted(members) == list(range(len(members)))
 
 
 def test_ranks_outside_of_the_unit_need_no_base_id() -> None:
@@ -142,14 +111,6 @@ def test_only_writers_of_the_unit_are_counted() -> None:
 
 
 # --- the unit of a rank -----------------------------------------------------------------------------------------------
-
-
-def test_a_node_is_the_unit_of_its_ranks_and_its_first_rank_leads() -> None:
-    uneven = [Topology(0, 0, 0, 5, 2, 2), Topology(3, 1, 1, 5, 3, 2)]
-    assert [unit_of(one, "worker") for one in uneven] == [
-        Unit("worker-0", 0, 2, 0, range(2), None),
-        Unit("worker-1", 1, 3, 3, range(2, 5), None),
-    ]
 
 
 def test_the_primary_is_the_first_of_its_unit_and_the_others_follow_in_their_order() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +14,6 @@ from dist_wandb.job.model import Topology
 from dist_wandb.settings.plan import (
     RANK_SCOPES,
     RUN_MODES,
-    RankScope,
     RunMode,
     RunPlan,
     needs_layout,
@@ -28,7 +23,6 @@ from dist_wandb.settings.plan import (
 
 Planned = list[tuple[Topology, RunPlan]]
 
-TABLE: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
 
 layouts = st.lists(st.integers(1, 8), min_size=1, max_size=6)
 several_ranks = layouts.filter(lambda layout: sum(layout) > 1)
@@ -51,19 +45,7 @@ def plan_all(layout: list[int], mode: str, scope: str, base_id: str = "exp", gro
     return [(rank, plan_run(rank, mode, scope, base_id, group=group)) for rank in ranks(layout)]
 
 
-def unit_of(rank: Topology, scope: str) -> int | None:
-    return rank.node_rank if scope == "worker" else 0
-
-
 # --- invariants for any layout ----------------------------------------------------------------------------------------
-
-
-@given(layouts, modes, scopes)
-def test_one_rank_of_each_unit_announces_and_it_is_a_primary(layout: list[int], mode: str, scope: str) -> None:
-    planned = plan_all(layout, mode, scope)
-    announcing = [(unit_of(rank, scope), plan) for rank, plan in planned if plan.announces]
-    assert Counter(unit for unit, _ in announcing) == Counter({unit_of(rank, scope) for rank, _ in planned})
-    assert all(plan.primary and plan.opens_run for _, plan in announcing)
 
 
 @given(modes, scopes, st.none() | ids, groups)
@@ -79,39 +61,6 @@ def test_a_world_of_one_is_always_one_ordinary_run(
 def test_several_runs_have_different_names(layout: list[int], mode: str, scope: str) -> None:
     opened = [plan for _, plan in plan_all(layout, mode, scope) if plan.opens_run]
     assert len({plan.name_suffix for plan in opened}) == len({plan.run_id for plan in opened})
-
-
-# --- groups and ids ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("mode", "scope", "expected"),
-    [
-        ("auto", "global", "night"),
-        ("auto", "worker", "night"),
-        ("shared", "global", "night"),
-        ("shared", "worker", "night"),
-        ("new", "global", "night"),
-        ("new", "worker", "night-worker-1"),
-    ],
-)
-def test_the_users_group_replaces_the_base_id_in_groups_only(mode: str, scope: str, expected: str) -> None:
-    opened = [plan for _, plan in plan_all([2, 2], mode, scope, group="night") if plan.opens_run]
-    assert opened[-1].group == expected
-    assert all(plan.run_id is not None and plan.run_id.startswith("exp") for plan in opened)
-
-
-@pytest.mark.parametrize(
-    ("mode", "scope", "expected"),
-    [
-        ("auto", "global", ["exp", "exp", "exp", "exp"]),
-        ("auto", "worker", ["exp-worker-0", "exp-worker-0", "exp-worker-1", "exp-worker-1"]),
-        ("shared", "worker", ["exp-worker-0", "exp-worker-0", "exp-worker-1", "exp-worker-1"]),
-        ("new", "global", ["exp-rank-0", "exp-rank-1", "exp-rank-2", "exp-rank-3"]),
-    ],
-)
-def test_a_rank_without_a_run_knows_the_run_of_its_unit(mode: str, scope: str, expected: list[str]) -> None:
-    assert [unit_run_id(plan) for _, plan in plan_all([2, 2], mode, scope)] == expected
 
 
 # --- required information ---------------------------------------------------------------------------------------------
@@ -150,46 +99,7 @@ def test_the_global_rank_alone_is_enough_for_global_scope(mode: RunMode) -> None
     assert plan_run(unknown, mode, "global", "exp").run_id == (None if mode == "auto" else "exp-rank-1")
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given_mode", "nearest"),
-    [("share", "shared"), ("Auto", "auto"), ("NEW", "new"), ("auto ", "auto"), ("everything", None), (None, None)],
-)
-def test_an_unknown_mode_is_refused_with_the_allowed_ones(given_mode: Any, nearest: str | None) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        plan_run(Topology.single(), given_mode, "global", "exp")
-    expected = f"run_mode={given_mode!r} is unknown. Allowed: 'auto', 'shared', 'new'."
-    assert str(refused.value) == expected + (f" Did you mean {nearest!r}?" if nearest else "")
-
-
 # --- hardware of all nodes --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("layout", "mode", "scope", "labels"),
-    [
-        ([2, 2], "auto", "global", ["worker-0", None, "worker-1", None]),
-        ([1, 3], "auto", "global", ["worker-0", "worker-1", None, None]),
-        ([2, 2], "auto", "worker", [None] * 4),
-        ([2, 2], "shared", "global", [None] * 4),
-        ([2, 2], "new", "global", [None] * 4),
-        ([4], "auto", "global", [None] * 4),
-    ],
-)
-def test_one_rank_of_each_node_records_its_hardware(
-    layout: list[int], mode: RunMode, scope: RankScope, labels: list[str | None]
-) -> None:
-    plans = [plan_run(rank, mode, scope, "exp", all_nodes=True) for rank in ranks(layout)]
-    assert [plan.hardware for plan in plans] == labels
-    for rank, plan in zip(ranks(layout), plans, strict=True):
-        assert replace(plan, hardware=None) == plan_run(rank, mode, scope, "exp")
-        assert plan.attaches == (plan.hardware is not None and rank.global_rank > 0)
-        assert plan.has_writers == (plan.shared or plan.hardware is not None)
-        if plan.hardware is not None:
-            assert plan.needs_base_id
-            assert unit_run_id(plan) == "exp"
 
 
 def test_the_rank_that_records_hardware_is_not_guessed() -> None:
@@ -200,22 +110,6 @@ def test_the_rank_that_records_hardware_is_not_guessed() -> None:
 
 
 # --- the last rank leads, as under Megatron-LM ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", TABLE, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
-def test_the_last_rank_of_each_unit_opens_the_runs_of_the_table(case: dict[str, Any]) -> None:
-    topologies = ranks(case["ranks_per_node"], primary=-1)
-    plans = [plan_run(topology, case["run_mode"], case["rank_scope"], "exp") for topology in topologies]
-    expected = {(rank["run_id"], rank["group"]) for rank in case["ranks"] if rank["run_id"]}
-    assert {(plan.run_id, plan.group) for plan in plans if plan.run_id} == expected
-    assert [plan.label for plan in plans] == [rank["label"] for rank in case["ranks"]]
-    by_node = case["rank_scope"] == "worker"
-    for topology, plan in zip(topologies, plans, strict=True):
-        size = topology.local_world_size if by_node else topology.world_size
-        is_last = (topology.local_rank if by_node else topology.global_rank) == (size or 0) - 1
-        assert plan.announces is is_last
-        assert plan.primary is (is_last or plan.run_mode == "new")
-        assert plan.opens_run is (is_last or plan.run_mode != "auto")
 
 
 def test_hardware_of_a_node_is_recorded_by_its_last_rank() -> None:

@@ -20,23 +20,6 @@ def doubt(nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str = "glo
     return too_large(topology, plan_run(topology, run_mode, rank_scope, "exp"), ranks_per_node)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "ranks_per_node", "run_mode", "rank_scope"),
-    [
-        (1, 1, "shared", "global"),
-        (2048, 8, "auto", "global"),
-        (1000, 8, "auto", "worker"),
-        (75, 4, "shared", "global"),
-        (1000, 8, "shared", "worker"),
-        (125, 8, "new", "global"),
-    ],
-)
-def test_a_job_within_the_recommendations_does_not_warn(
-    nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str
-) -> None:
-    assert doubt(nodes, ranks_per_node, run_mode, rank_scope) is None
-
-
 def test_a_shared_run_with_too_many_writers_warns() -> None:
     assert doubt(64, 8, "shared") == (
         'run_mode="shared" opens a run with 512 writers, but W&B has tested at most 300 connections to one. Use '
@@ -54,22 +37,6 @@ def test_worker_scope_is_not_recommended_if_it_does_not_help() -> None:
     found = too_large(unknown, plan_run(Topology(0, 0, 0, 512, 512, 1), "shared", "global", "exp"), None)
     assert found is not None
     assert 'Use run_mode="auto"' in found
-
-
-@pytest.mark.parametrize(
-    ("run_mode", "rank_scope", "runs"),
-    [
-        ("new", "global", "16,384"),
-        ("new", "worker", "16,384"),
-        ("shared", "worker", "2,048"),
-        ("auto", "worker", "2,048"),
-    ],
-)
-def test_thousands_of_runs_warn(run_mode: str, rank_scope: str, runs: str) -> None:
-    found = doubt(2048, 8, run_mode, rank_scope)
-    assert found is not None
-    assert found.startswith(f'run_mode="{run_mode}" with rank_scope="{rank_scope}" opens {runs} runs at each start')
-    assert found.endswith('Use run_mode="auto" with rank_scope="global": one run, with the metrics of all ranks.')
 
 
 def test_one_rank_warns_before_the_runs_are_opened(job: Job, fake_wandb: Any, limit: Limit) -> None:

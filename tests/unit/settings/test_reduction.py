@@ -8,9 +8,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.settings.reduction import (
     Definitions,
     check_patterns,
-    check_per_rank,
     check_reduce,
-    plain_patterns,
     reduction_of,
 )
 
@@ -54,28 +52,6 @@ def test_arguments_that_select_names_become_patterns(given: object, patterns: tu
 def test_other_values_are_refused_with_the_name_of_the_argument(given: object) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"per_rank={given!r} is neither a bool nor name patterns.")):
         check_patterns("per_rank", given)
-
-
-@pytest.mark.parametrize(
-    ("per_rank", "loss", "epoch"),
-    [("auto", True, False), (True, True, True), (False, False, False), ("ep*", False, True), (["auto"], False, False)],
-)
-def test_per_rank_leaves_out_values_that_are_equal_by_nature_unless_requested(
-    per_rank: object, loss: bool, epoch: bool
-) -> None:
-    names = check_per_rank(per_rank)
-    assert names.has("loss", is_number=True) is names.has("loss", is_number=False) is loss
-    assert names.has("epoch", is_number=True) is epoch
-    assert names.has("epoch", is_number=False) is (epoch or per_rank == "auto")
-
-
-@pytest.mark.parametrize("given", [True, False, "loss/*", ["a", "b"], ("a", "b")])
-def test_name_patterns_are_stored_in_plain_types(given: object) -> None:
-    found = plain_patterns("spread", given)
-    assert found == (list(given) if isinstance(given, tuple) else given)
-    assert type(found) in (bool, str, list)
-    with pytest.raises(ConfigurationError, match="spread=5"):
-        plain_patterns("spread", 5)
 
 
 def test_definitions_of_metrics_are_combined_as_in_wandb() -> None:

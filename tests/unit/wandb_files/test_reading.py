@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from limits import Limit
 from offline_runs import sidecar_record
 from record_files import content_of, of_json
-from stored import find_runs, read_files, read_history, read_run, touch
+from stored import read_files, read_history, read_run, touch
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
-from dist_wandb.wandb_files.reading import largest_step, read_each
+from dist_wandb.wandb_files.reading import largest_step
 from dist_wandb.wandb_files.sidecar import read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
 
@@ -74,17 +71,6 @@ def test_the_last_run_record_and_all_config_records_hold(write_run: WriteRun) ->
     assert run.config == {"lr": 0.1, "net": {"b": 2}}
 
 
-@given(st.dictionaries(st.text("ab._", max_size=4) | st.just("a._type"), st.integers() | st.text(max_size=2)))
-def test_the_parts_of_an_image_start_with_its_name(row: dict[str, Any]) -> None:
-    prefixes = tuple(
-        name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
-    )
-    numbers = {name for name, value in row.items() if isinstance(value, int) and not name.startswith(("_", *prefixes))}
-    contents = reading.Contents()
-    contents.add(("history", row))
-    assert set(contents.metrics) == numbers
-
-
 def test_the_number_of_metrics_is_limited_and_patterns_select_them(write_run: WriteRun, limit: Limit) -> None:
     limit(reading, MOST_METRICS=3)
     path = write_run(RUN, history(**{f"m{number}": number for number in range(5)}, last=1))
@@ -136,18 +122,6 @@ def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
     assert list(run.metrics) == ["image_count", "kind._type", "loss"]
 
 
-def test_large_integers_are_floats(write_run: WriteRun) -> None:
-    values = [10**20, -(10**20), 10**30, 10**308, -(10**400)]
-    rows = read_history(
-        write_run(
-            RUN,
-            *(history(x=value) for value in values),
-            history(x=b"9" * 5000),
-        )
-    )
-    assert [repr(row["x"]) for row in rows] == [repr(10**20), repr(-(10**20)), "1e+30", "1e+308", "-inf", "inf"]
-
-
 def test_rows_without_a_run_record_are_shown_under_the_id_of_the_file(write_run: WriteRun) -> None:
     run = read_run(write_run(HEADER, history(a=1), run_id="x-1"))
     assert (run.run_id, run.rows) == ("x-1", 1)
@@ -170,39 +144,7 @@ def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path / "none.wandb")
 
 
-def test_other_kinds_of_files_with_the_name_of_a_run_file_are_found_and_refused(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
-    healthy = write_run(RUN, run_id="healthy")
-    folder = tmp_path / "offline-run-1-x"
-    touch(folder / "run-dir.wandb" / "offline-run-2-y" / "run-y.wandb").write_text(json.dumps(RUN))
-    os.mkfifo(folder / "run-fifo.wandb")
-    (folder / "run-link.wandb").symlink_to(healthy)
-    (folder / "run-zero.wandb").symlink_to("/dev/zero")
-    runs, errors = read_files(find_runs(tmp_path))
-    assert [run.path for run in runs] == [healthy]
-    messages = {path.name: str(error) for path, error in errors.items()}
-    assert {"run-dir.wandb", "run-fifo.wandb", "run-link.wandb", "run-zero.wandb", "run-y.wandb"} == set(messages)
-    assert f"{folder / 'run-dir.wandb'} is a directory" in messages["run-dir.wandb"]
-    assert f"{folder / 'run-fifo.wandb'} is a named pipe" in messages["run-fifo.wandb"]
-    assert f"{folder / 'run-link.wandb'} is a symbolic link" in messages["run-link.wandb"]
-    assert f"{folder / 'run-zero.wandb'} is a symbolic link" in messages["run-zero.wandb"]
-
-
 # --- read_each, read_history -----------------------------------------------------------------------------------------
-
-
-def test_any_failure_affects_only_its_file(tmp_path: Path) -> None:
-    hurt, healthy = tmp_path / "hurt", tmp_path / "healthy"
-
-    def read(path: Path, _: Directory) -> Path:
-        if path == hurt:
-            raise RecursionError("maximum recursion depth exceeded")
-        return path
-
-    found, ((failed, error),) = read_each(dict.fromkeys((hurt, healthy), Directory.at(tmp_path)), read)
-    assert (found, failed) == ([healthy], hurt)
-    assert str(error) == f"{hurt}: RecursionError: maximum recursion depth exceeded"
 
 
 def test_history_has_every_row_in_order_with_floats_for_what_is_not_finite(write_run: WriteRun) -> None:

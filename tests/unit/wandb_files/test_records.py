@@ -142,38 +142,6 @@ def test_names_and_values_of_all_kinds_in_many_rows(tmp_path: Path) -> None:
     assert len(both_ways(file_of(tmp_path, records))) == 2000
 
 
-@pytest.mark.parametrize(
-    "items",
-    [
-        [nested(["val", "loss"], b"1")],
-        [nested(["val", "loss"], b"1"), nested(["val.loss"], b"2")],
-        [nested(["a"], b"1"), nested(["a"], b"2")],
-        [nested(["a"], b"1"), nested(["a", "b"], b"2")],
-        [nested([""], b"1")],
-        [nested(["a"], b"no JSON")],
-        [field_of(1, field_of(1, b"key") + field_of(16, b"1"))],
-        [field_of(1, field_of(16, b"1") + field_of(2, b"value first"))],
-        [field_of(1, field_of(2, b"a") + field_of(16, b"1") + field_of(16, b"2"))],
-        [field_of(1, field_of(2, b"a") + field_of(16, b"1") + field_of(2, b"b"))],
-        [nested(["a"], b"1"), field_of(9, b"unknown")],
-        [field_of(1, field_of(2, b"a") + field_of(16, b"1") + field_of(9, b"unknown"))],
-        [],
-    ],
-    ids=[
-        *("nested", "of one name", "twice", "name and group", "no name", "text", "key", "value first", "two values"),
-        "value in the middle",
-        *("unknown field", "unknown field of an item", "empty"),
-    ],
-)
-def test_items_of_each_form(tmp_path: Path, items: list[bytes]) -> None:
-    """Each form is read twice, because names are cached, and among numbers."""
-    plain = nested(["plain"], b"1.5")
-    odd = [of_items(plain, *items), of_items(*items, plain), of_items(*items)]
-    rows = both_ways(file_of(tmp_path, [*odd, of_items(nested(["a"], b"1"))]))
-    assert len(rows) == 4
-    assert rows[3] == {"a": "1"}
-
-
 @pytest.mark.parametrize("cut", ["length of an item", "length of a value", "end"])
 def test_items_with_contradicting_lengths_are_not_numbers(tmp_path: Path, cut: str) -> None:
     """The pattern for numbers also matches items with wrong lengths: such rows are decoded field by field."""

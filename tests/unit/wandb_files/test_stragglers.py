@@ -43,15 +43,6 @@ def test_equal_ranks_are_rarely_named(ranks: int, noise: float) -> None:
     assert alarms <= 5
 
 
-def test_the_excess_is_in_seconds_per_row() -> None:
-    stragglers = Stragglers()
-    for row in range(18):
-        stragglers.add(3, 0.75, 0.5)
-        assert stragglers.detect(2.0) == ({RANK: 3, EXCESS: 0.5} if row == 17 else {})
-    stragglers.add(1, 0.75, 0.5)
-    assert stragglers.detect(2.0) == {}
-
-
 def test_no_straggler_is_named_without_a_row_duration() -> None:
     stragglers = Stragglers()
     assert stragglers.detect(1.0) == {}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from dist_wandb.cli.report import files
@@ -21,13 +20,6 @@ def points(found: Rows, name: str) -> list[tuple[float, float]]:
     return found.curves[name].points()
 
 
-def test_values_lie_on_the_axis_that_was_defined() -> None:
-    found = rows_of({"global_step": 10, "loss": 1.0, "_step": 0}, {"global_step": 20, "loss": 0.5, "_step": 1})
-    assert points(found, "loss") == [(10, 1.0), (20, 0.5)]
-    assert found.curves["loss"].axis == "global_step"
-    assert found.progress.last == 20
-
-
 def test_of_several_definitions_the_longest_pattern_and_the_exact_name_win() -> None:
     made = rows_of(axis="global_step")
     made.axes.define({"glob_name": "val/*", "step_metric": "epoch"})
@@ -40,19 +32,6 @@ def test_without_a_definition_or_its_values_rows_are_counted_as_w_and_b_does() -
     assert points(found, "loss") == [(3, 1.0), (4, 2.0)]
     found = rows_of({"loss": 1.0, "_step": 3}, axis="epoch")
     assert (points(found, "loss"), found.curves["loss"].axis) == ([(3, 1.0)], "_step")
-
-
-def test_only_numbers_are_curves() -> None:
-    row = {"_step": 0, "val.acc": 0.5, "text": "no", "flag": True, "nan": math.nan, "huge": math.inf, "list": [1]}
-    found = rows_of(row, axis=None)
-    assert set(found.curves) == {"val.acc", "nan", "huge"}
-    assert found.curves["nan"].gaps == 1
-    assert found.curves["huge"].last == math.inf
-
-
-def test_an_axis_that_is_not_finite_keeps_its_last_position() -> None:
-    found = rows_of({"global_step": 1, "a": 1.0}, {"global_step": math.nan, "a": 2.0}, {"global_step": 1e999, "a": 3.0})
-    assert points(found, "a") == [(1, 3.0)]
 
 
 def test_names_beyond_the_limit_are_only_counted() -> None:
