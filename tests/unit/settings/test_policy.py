@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,6 +25,8 @@ from dist_wandb.settings.plan import (
 )
 
 Planned = list[tuple[Topology, RunPlan]]
+
+TABLE: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
 
 
 layouts = st.lists(st.integers(1, 8), min_size=1, max_size=6)
@@ -110,6 +115,22 @@ def test_the_rank_that_records_hardware_is_not_guessed() -> None:
 
 
 # --- the last rank leads, as under Megatron-LM ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
+def test_the_last_rank_of_each_unit_opens_the_runs_of_the_table(case: dict[str, Any]) -> None:
+    topologies = ranks(case["ranks_per_node"], primary=-1)
+    plans = [plan_run(topology, case["run_mode"], case["rank_scope"], "exp") for topology in topologies]
+    expected = {(rank["run_id"], rank["group"]) for rank in case["ranks"] if rank["run_id"]}
+    assert {(plan.run_id, plan.group) for plan in plans if plan.run_id} == expected
+    assert [plan.label for plan in plans] == [rank["label"] for rank in case["ranks"]]
+    by_node = case["rank_scope"] == "worker"
+    for topology, plan in zip(topologies, plans, strict=True):
+        size = topology.local_world_size if by_node else topology.world_size
+        is_last = (topology.local_rank if by_node else topology.global_rank) == (size or 0) - 1
+        assert plan.announces is is_last
+        assert plan.primary is (is_last or plan.run_mode == "new")
+        assert plan.opens_run is (is_last or plan.run_mode != "auto")
 
 
 def test_hardware_of_a_node_is_recorded_by_its_last_rank() -> None:
