@@ -218,7 +218,8 @@ class Posting:
         continues, axes = self._is_open, self._axes.take(contribution)
         self._is_open = not (step is None if commit is None else commit)
         is_part = commit is False and step is None
-        after, self._parts = self._parts if continues else 0, self._parts + is_part
+        after = self._parts if continues and (step is None or commit) else 0  # as in wandb, a step ends the row before
+        self._parts += is_part
         place = contribution.is_value, self._parts if is_part else 0, after
         own = Own({}, commit, contribution.follows, {}, *place) if self._writes else None
         is_partial = commit is False or not axes.keys() >= {*own_axes}
