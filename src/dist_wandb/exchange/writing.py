@@ -20,6 +20,7 @@ from dist_wandb.exchange.protocol.lanes import NOTHING, Number, number_at, reduc
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.transport import Group
 from dist_wandb.notices import Notices
+from dist_wandb.payloads.devices import PLAIN
 from dist_wandb.settings.reduction import BUSY, DEGRADED, STEP, TIMES
 from dist_wandb.wandb_files.stragglers import RANK, Stragglers, Timing
 
@@ -208,11 +209,12 @@ class Writing:
             self._write(row, x, commit=commit)
 
     def _fits(self, values: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
-        """Return whether the open row may hold a call too: no name of it yet, and the same place on the user's axes."""
+        """Return whether the open row may hold a call too: it has no other value of its names, nor of the x axes."""
         for name, value in axes.items():
             if self._open.values.get(name, value) != value:
                 return False
-        return self._open.values.keys().isdisjoint(values.keys() - axes.keys())
+        known = self._open.values.keys() & values.keys() - axes.keys()
+        return all(type(values[name]) in PLAIN and self._open.values[name] == values[name] for name in known)
 
     def _values(self, row: Row) -> tuple[dict[str, Any], int]:
         """Return the reduced values of a row, and how many ranks are missing."""

@@ -220,8 +220,8 @@ class Session(AsRun):
                 this rank gave or, if it has not given any, to the number of previous calls.
             *third: In third place, a bool is `commit`, as in wandb, and anything else is `weight`.
             commit: As in `wandb.Run.log`: `True` writes the row, `False` leaves it open for more values. Default:
-                `True` without a step; with one, the row is open until a call has another step. If several ranks log, a
-                name that is in the open row already begins a new row, and so does another value of the user's x axis.
+                `True` without a step; with one, the row is open until a call has another step. If several ranks log,
+                another value of a name that is in the open row, or of the user's x axis, begins a new row.
             weight: Weight of the values in a mean over ranks, such as the number of samples behind them: one number, or
                 a mapping of names to numbers. Default: 1. A rank with weight 0 does not contribute.
 

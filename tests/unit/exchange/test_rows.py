@@ -315,9 +315,21 @@ def test_booleans_and_large_integers_that_are_equal_stay_what_they_are(
     """As in wandb, where `true` is not 1: rows can be filtered by it."""
     unit = Unit(2, reduce=reduce or "mean")
     unit.log_on_all([{"x": value} for value in values], 0)
-    unit.log_on_all([{"x": value, "loss": 0.5} for value in values])
+    unit.log_on_all([{"x": value, "loss": 0.5} for value in values], 1)
     rows = unit.close()
     assert [(row["x"], type(row["x"])) for row in rows] == [(expected, type(expected))] * 2
+
+
+def test_calls_of_one_step_that_repeat_an_equal_value_are_one_row() -> None:
+    """As in wandb: libraries log one metric a call, each with the epoch. Another value begins a row: none is lost."""
+    unit = Unit()
+    for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        unit.log_on_all([{name: value + rank, "epoch": 4.0, "phase": "train"} for rank in (0, 1)], 0)
+    unit.log_on_all([{"d": 0.0, "epoch": 5.0}] * 2, 0)
+    assert unit.close() == [
+        {"a": 1.5, "b": 2.5, "c": 3.5, "epoch": 4.0, "phase": "train", "global_step": 0},
+        {"d": 0.0, "epoch": 5.0, "global_step": 0},
+    ]
 
 
 def test_unused_patterns_are_kept_in_order() -> None:
