@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -96,25 +96,19 @@ class _OpenRow:
     def __init__(self) -> None:
         self.values: Mapping[str, Any] = {}
         self.x: int | None = None  # its position
+        self.held: list[_Finished] = []  # rows that may continue another one
         self._parts = 0  # how many calls that left a row open are written
-        self._held: list[_Finished] = []
 
-    def in_turn(self, finished: _Finished) -> Iterator[_Finished]:
-        """Take a row, and return those that can be written."""
-        self._held.append(finished)
-        while (turn := next((at for at, held in enumerate(self._held) if self._takes_turn(held[0])), None)) is not None:
-            yield self._held.pop(turn)
-
-    def _takes_turn(self, row: Row) -> bool:
-        parts = max([self._parts, *(one.part for one in row.own)])
-        if row.corrects or all(one.after <= parts for one in row.own):
-            self._parts = parts
-            return True
-        return False
-
-    def rest(self) -> list[_Finished]:
-        held, self._held = self._held, []
-        return held
+    def next_due(self) -> _Finished | None:
+        """Remove and return the first held row that can be written; `None` if all continue one that is not written."""
+        for at, (row, *_) in enumerate(self.held):
+            parts, after = self._parts, 0
+            for one in row.own:
+                parts, after = max(parts, one.part), max(after, one.after)
+            if after <= parts or row.corrects:
+                self._parts = parts
+                return self.held.pop(at)
+        return None
 
 
 class Writing:
@@ -148,8 +142,8 @@ class Writing:
             self.last_position = f"row {-x}" if step is None and x < 0 else f"step {self._rows.x(x)}"
 
     def end(self) -> None:
-        for finished in self._open.rest():
-            self._write_finished(*finished)
+        while self._open.held:
+            self._write_finished(*self._open.held.pop(0))
         self.end_row()
 
     def end_row(self) -> None:
@@ -163,8 +157,9 @@ class Writing:
         missing = row.missing
         if self._rows.writer.is_primary and row.names:
             values, missing = self._values(row)
-        for finished in self._open.in_turn((row, values, missing)):
-            self._write_finished(*finished)
+        self._open.held.append((row, values, missing))
+        while (due := self._open.next_due()) is not None:
+            self._write_finished(*due)
 
     def _write_finished(self, row: Row, values: dict[str, Any], missing: int) -> None:
         own, commit, is_value = {}, row.step is None, False
@@ -210,11 +205,14 @@ class Writing:
 
     def _fits(self, values: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
         """Return whether the open row may hold a call too: it has no other value of its names, nor of the x axes."""
+        before = self._open.values
         for name, value in axes.items():
-            if self._open.values.get(name, value) != value:
+            if before.get(name, value) != value:
                 return False
-        known = self._open.values.keys() & values.keys() - axes.keys()
-        return all(type(values[name]) in PLAIN and self._open.values[name] == values[name] for name in known)
+        for name in before.keys() & values.keys() - axes.keys():
+            if type(values[name]) not in PLAIN or before[name] != values[name]:
+                return False
+        return True
 
     def _values(self, row: Row) -> tuple[dict[str, Any], int]:
         """Return the reduced values of a row, and how many ranks are missing."""
