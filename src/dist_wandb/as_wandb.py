@@ -71,7 +71,7 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # 
         others = [one for one in reversed(in_scope()) if one.is_current and one is not session]
         ended = [session, *(one for one in others if one.id in (None, session.id))]
     for one in ended:
-        one.finish(exit_code)
+        one.finish(exit_code, others_go_on=one.opened_at is None)  # a logger's: other ranks may never call this
     # No session ends a run of wandb's own `init`; as for wandb, here it is the run to be ended.
     is_left = running is not None and running is run_metadata.running_run()
     if is_left and (not ended or any(one.run is running for one in ended)):

@@ -147,14 +147,16 @@ def test_pending_rows_are_written_before_the_user_finishes_the_run(
     assert "finish" not in vars(run)
 
 
+@pytest.mark.parametrize("how", ["run.finish", "dist_wandb.finish of a logger's run"])
 def test_ranks_without_a_run_notice_that_the_user_finished_it(
-    fake_wandb: FakeWandb, job: Job, caplog: pytest.LogCaptureFixture
+    fake_wandb: FakeWandb, job: Job, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     first, second = job(TWO)
+    registry.remove(second)  # it is in another process
     first.log({"loss": 1.0}, step=1)
     second.log({"loss": 2.0}, step=1)
     begin = time.monotonic()
-    first.run.finish()
+    (first.run if how == "run.finish" else dist_wandb).finish()
     assert time.monotonic() - begin < 20  # much less than the 30 s of finish_timeout
     assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
     assert fake_wandb.runs[0].exit_codes == [None]
