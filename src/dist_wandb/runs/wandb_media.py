@@ -125,7 +125,8 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
             shown[name] = list(value)
         elif hasattr(value, "tolist"):
             with suppress(Exception):  # a sparse or nested tensor has no list
-                shown.update({name: value.tolist()} if math.prod(value.shape) <= _LARGEST_LIST else {})
+                if math.prod(value.shape) <= _LARGEST_LIST:
+                    shown[name] = value.tolist()
     return shown
 
 

@@ -96,8 +96,7 @@ def _largest(timing: Timing, ranks: int) -> list[int]:
     which this is least likely, given how many others there might be, are slow if they are so in enough of the rows.
     """
     times, most = 0, timing.counts.most_common(ranks // 2)
-    least_likely, slow = math.log(_ONE_IN), 0
-    is_often = False
+    least_likely, slow, is_often = math.log(_ONE_IN), 0, False
     for many, (_, rows) in enumerate(most, 1):
         times += rows
         share, expected = min(times / timing.rows, 1.0), many / ranks
@@ -127,12 +126,13 @@ def findings(timings: Mapping[str, Timing], ranks: int) -> list[str]:
     # A unit may have fewer ranks than the job, and each takes longest somewhere: the others wait for the slow ones.
     ranks = min(ranks, len({rank for one in timings.values() for rank in one.counts}))
     is_marked = has_marked(timings)
-    sections = {name: one for name, one in timings.items() if (name == BUSY if is_marked else name not in _NO_SECTIONS)}
-    sections = {name: one for name, one in sections.items() if one.counts}
+    wanted = {BUSY} if is_marked else timings.keys() - _NO_SECTIONS
+    sections = {name: one for name, one in timings.items() if name in wanted and one.counts}
     slow = {name: they for name, one in sections.items() if (they := _largest(one, ranks))}
     rise: dict[str, float] = {}  # of the slow ranks, or of one, above the others
     for name, one in sections.items():
-        rise[name] = (one.largest - one.mean) * ranks / max(ranks - len(slow.get(name, "1")), 1)
+        many = len(slow.get(name, ())) or 1
+        rise[name] = (one.largest - one.mean) * ranks / max(ranks - many, 1)
         least = max(_LEAST * (one.largest - rise[name]), _LEAST_OF_STEP * (one.rows if is_marked else step.mean))
         if rise[name] <= least:
             slow.pop(name, None)
