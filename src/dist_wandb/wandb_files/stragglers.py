@@ -88,7 +88,7 @@ def has_marked(timings: Mapping[str, Timing]) -> bool:
     return busy.rows > 0 and measured > _MORE_THAN_BUSY * seconds and step.mean - seconds > _LEAST_OF_STEP * step.mean
 
 
-def _largest(timing: Timing, ranks: int) -> list[int]:
+def slow_ranks(timing: Timing, ranks: int) -> list[int]:
     """Return the ranks, at most half, of which one has the largest time in so many rows that it cannot be chance.
 
     With equally fast ranks, one of some `many` has it in a `share` of the rows or more with a probability of at most
@@ -101,7 +101,9 @@ def _largest(timing: Timing, ranks: int) -> list[int]:
         times += rows
         share, expected = min(times / timing.rows, 1.0), many / ranks
         rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0
-        unlikely = timing.rows * (share * math.log(share / expected) + rest) - math.log(math.comb(ranks, many))
+        # The logarithm of the number of sets of so many ranks. The number itself has as many digits as there are ranks.
+        sets = math.lgamma(ranks + 1) - math.lgamma(many + 1) - math.lgamma(ranks - many + 1)
+        unlikely = timing.rows * (share * math.log(share / expected) + rest) - sets
         if share > expected and unlikely > least_likely:
             least_likely, slow, is_often = unlikely, many, share - expected >= _OFTEN_SLOW * (1 - expected)
     return sorted(rank for rank, _ in most[:slow]) if is_often else []
@@ -128,7 +130,7 @@ def findings(timings: Mapping[str, Timing], ranks: int) -> list[str]:
     is_marked = has_marked(timings)
     wanted = {BUSY} if is_marked else timings.keys() - _NO_SECTIONS
     sections = {name: one for name, one in timings.items() if name in wanted and one.counts}
-    slow = {name: they for name, one in sections.items() if (they := _largest(one, ranks))}
+    slow = {name: they for name, one in sections.items() if (they := slow_ranks(one, ranks))}
     rise: dict[str, float] = {}  # of the slow ranks, or of one, above the others
     for name, one in sections.items():
         many = len(slow.get(name, ())) or 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import time
+from collections import Counter
 
 import pytest
 
@@ -100,6 +102,13 @@ def test_a_rank_that_becomes_slow_in_the_middle_is_named() -> None:
 def test_nothing_is_said_of_equal_ranks(ranks: int, marked: bool) -> None:
     for of_job in (ranks, 2 * ranks):  # with a run for each of two nodes
         assert findings(timings_of(ranks, marked=marked), of_job) == []
+
+
+def test_a_file_that_names_very_many_ranks_takes_no_time() -> None:
+    timing = Timing(Counter(range(20_000)), 20_000, 2.0, 1.0, 0.5)
+    begun = time.process_time()
+    assert findings(dict.fromkeys(("time/data", "time/busy", "time/step"), timing), 20_000) == []
+    assert time.process_time() - begun < 2.0
 
 
 def test_timings_of_one_rank_alone_are_told_apart_from_equal_ranks() -> None:

@@ -146,7 +146,7 @@ function ranksOf(run) {
 function slowestCell(run) {
   const slow = outstanding(run);
   if (!slow) return [run.slowest.length && report.runs.some(outstanding) ? "none stands out" : "", -1];
-  return [el("span", { class: "finding" }, el("span", { class: "tag bad" }, `rank ${slow.rank}`), ` ${slow.name}, ${percent(slow.share)} of rows, +${amount(slow)}`), slow.rank];
+  return [el("span", { class: "finding" }, el("span", { class: "tag bad" }, slow.who), ` ${slow.name}, ${percent(slow.share)} of rows, +${amount(slow)}`), slow.ranks[0]];
 }
 
 function notesCell(run) {

@@ -82,14 +82,15 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The rank that most often has the largest value of a metric."""
+    """The ranks that have the largest value of a metric too often for chance, else the one that has it most often."""
 
     name: str
-    rank: int
-    share: float  # share of the rows in which it has the largest value, from 0 to 1
-    excess: float  # by how much its value exceeds the mean over all ranks in these rows, on average
+    ranks: list[int]
+    who: str  # these, in words
+    share: float  # share of the rows in which one of them has the largest value, from 0 to 1
+    excess: float  # by how much this exceeds the mean over all ranks in these rows, on average
     relative: float  # `excess` as a share of that mean; NaN if the mean is not known
-    stands_out: bool  # whether it delays the others, or differs from them more often than by chance, and noticeably
+    stands_out: bool  # whether they delay the others, or differ from them more often than by chance, and noticeably
     by_chance: bool  # whether chance explains how often it has the largest value
 
 

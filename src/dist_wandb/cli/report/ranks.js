@@ -3,8 +3,9 @@ const heatState = { run: null, name: null, relative: true };
 
 function slowestText(run, one) {
   const relative = one.relative === null ? "" : ` (${percent(one.relative)} of the mean)`;
-  if (one.name === "time/straggler_rank") return `Rank ${one.rank} held the others up in ${percent(one.share)} of the rows, by ${amount(one)} on average.`;
-  return `Rank ${one.rank} has the largest ${one.name} in ${percent(one.share)} of the rows, by ${amount(one)} on average${relative}.`;
+  const who = `${one.who[0].toUpperCase()}${one.who.slice(1)}`;
+  if (one.name === "time/straggler_rank") return `${who} held the others up in ${percent(one.share)} of the rows, by ${amount(one)} on average.`;
+  return `${who} ${one.ranks.length > 1 ? "have" : "has"} the largest ${one.name} in ${percent(one.share)} of the rows, by ${amount(one)} on average${relative}.`;
 }
 
 /* dist_wandb's timings are in seconds; the units of other metrics are unknown. */
@@ -122,7 +123,7 @@ function rankTable(run, heat) {
   const rows = names.map((name) => {
     const writer = writers.get(name);
     const [sum, most] = sums.get(name) || [null, null];
-    const slow = named && name === `rank ${named.rank}`;
+    const slow = named && named.ranks.some((rank) => name === `rank ${rank}`);
     const cells = [slow ? el("span", {}, name, el("span", { class: "tag bad" }, "slowest")) : name, sum, most];
     if (writer) cells.push(writer.node, writer.label || "", writer.primary ? "primary" : "", stateBadge(writer.state, writer.exit_code), writer.rows, writer.last, writer.uploaded ? "yes" : "no");
     else cells.push(null, "", "", "", null, null, "");

@@ -20,7 +20,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from dist_wandb.cli.report.page import HeatMap, Slowest, shortened
-from dist_wandb.wandb_files.stragglers import RANK
+from dist_wandb.job.ranges import named
+from dist_wandb.wandb_files.stragglers import RANK, Timing, slow_ranks
 
 Point = tuple[float, float]
 
@@ -29,10 +30,7 @@ _FEWEST_STRETCHES = 16
 _MOST_PARTS = 128  # of the x axis
 _MOST_RANKS = 1024  # of one heat map
 _LARGEST_RANK = 1_000_000
-_CLEAR = 5.0  # standard deviations above the expected count
-_FEWEST_ROWS = 8  # for a rank to stand out
 _NOTICEABLE = 0.05  # share of the mean
-_MAJORITY = 0.5  # share of the rows, for a rank to stand out
 
 
 class Stretch(NamedTuple):
@@ -221,22 +219,18 @@ class Blame:
         return HeatMap(self.name, "excess", self.axis, [f"rank {rank}" for rank in shown], edges, cells)
 
     def slowest(self, world: int | None) -> Slowest | None:
-        """Return the rank that has the largest value most often; `None` if no row names a rank."""
+        """Return the ranks that have the largest value too often, else the most often; `None` if no row names one."""
         if not self.rows:
             return None
         rows = sum(part.rows for part in self._parts)
-        rank, count = max(self.rows.items(), key=lambda item: (item[1], -item[0]))
-        excess = self._excess[rank] / count
+        slow = slow_ranks(Timing(self.rows, rows), max(2, world or 0, max(self.rows) + 1))
+        is_judged = self.name == RANK  # its rows name a rank only if it delays the others
+        ranks = slow if slow and not is_judged else [max(self.rows, key=lambda rank: (self.rows[rank], -rank))]
+        count = sum(self.rows[rank] for rank in ranks)
+        excess = sum(self._excess[rank] for rank in ranks) / count
         mean = self._mean / self._means if self._means else math.nan
         relative = excess / mean if mean > 0 else math.nan
-        ranks = max(2, world or 0, max(self.rows) + 1)
-        chance = 1 / ranks
-        by_chance = rows * chance + _CLEAR * math.sqrt(rows * chance * (1 - chance))
-        is_judged = self.name == RANK  # its rows name a rank only if it delays the others
-        stands_out = is_judged or (
-            rows >= _FEWEST_ROWS
-            and count > by_chance
-            and count > rows * _MAJORITY
-            and (math.isnan(relative) or relative > _NOTICEABLE)
+        stands_out = is_judged or (bool(slow) and not relative <= _NOTICEABLE)
+        return Slowest(
+            self.name, ranks[:_MOST_RANKS], named(ranks), count / rows, excess, relative, stands_out, not slow
         )
-        return Slowest(self.name, rank, count / rows, excess, relative, stands_out, count <= by_chance)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,12 +10,12 @@ from dist_wandb.cli.report.page import HeatMap
 from dist_wandb.cli.report.thinning import Blame
 
 
-def blame_of(ranks: int, slow: int | None, rows: int, seed: int) -> Blame:
-    """Return rows of a job whose ranks take 0.1 s with 3 % noise; one rank may take longer."""
+def blame_of(ranks: int, slow: Sequence[int], rows: int, seed: int) -> Blame:
+    """Return rows of a job whose ranks take 0.1 s with 3 % noise; some ranks take longer."""
     draw = random.Random(seed)
     blame = Blame("time/step", "global_step")
     for step in range(rows):
-        times = [0.1 * draw.gauss(1, 0.03) * (1.3 if rank == slow else 1.0) for rank in range(ranks)]
+        times = [0.1 * draw.gauss(1, 0.03) * (1.3 if rank in slow else 1.0) for rank in range(ranks)]
         mean = sum(times) / ranks
         worst = max(range(ranks), key=times.__getitem__)
         blame.add(step, worst, times[worst] - mean, mean)
@@ -24,16 +25,23 @@ def blame_of(ranks: int, slow: int | None, rows: int, seed: int) -> Blame:
 @pytest.mark.parametrize("ranks", [2, 4, 8, 256])
 def test_a_rank_that_takes_30_percent_longer_is_named_each_time(ranks: int) -> None:
     for seed in range(20):
-        found = blame_of(ranks, ranks - 1, 40, seed).slowest(ranks)
+        found = blame_of(ranks, [ranks - 1], 40, seed).slowest(ranks)
         assert found is not None
-        assert (found.rank, found.stands_out) == (ranks - 1, True)
+        assert (found.ranks, found.stands_out) == ([ranks - 1], True)
         assert found.excess == pytest.approx(0.03 * (ranks - 1) / ranks, rel=0.2)
+
+
+def test_the_ranks_of_a_slow_node_are_named_together() -> None:
+    for seed in range(20):
+        found = blame_of(16, range(8, 12), 100, seed).slowest(16)
+        assert found is not None
+        assert (found.ranks, found.who, found.share, found.stands_out) == ([8, 9, 10, 11], "ranks 8-11", 1.0, True)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
 def test_no_rank_is_named_if_all_are_alike(ranks: int) -> None:
     for seed in range(50):
-        found = blame_of(ranks, None, 200, seed).slowest(ranks)
+        found = blame_of(ranks, [], 200, seed).slowest(ranks)
         assert found is not None
         assert not found.stands_out
 
@@ -65,7 +73,7 @@ def test_rows_that_name_no_rank_count_as_rows() -> None:
         blame.add(step, -1, 0.1)
     found = blame.slowest(4)
     assert found is not None
-    assert (found.rank, found.share) == (2, 0.25)
+    assert (found.ranks, found.share) == ([2], 0.25)
     assert math.isnan(found.relative)
 
 

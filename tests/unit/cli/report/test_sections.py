@@ -34,10 +34,10 @@ def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
         assert low <= middle <= high, x
     assert "train/loss/min" not in charts(found)
     assert "train/loss/std" in charts(found)
-    assert [(one.name, one.rank, one.stands_out) for one in found.slowest] == [
-        ("time/straggler_rank", 2, True),
-        ("time/step", 2, False),  # by the rule for timings
-        ("time/forward", 2, False),
+    assert [(one.name, one.ranks, one.stands_out) for one in found.slowest] == [
+        ("time/straggler_rank", [2], True),
+        ("time/step", [2], False),  # by the rule for timings
+        ("time/forward", [2], False),
     ]
     assert found.heat[0].name == "time/straggler_rank"
     assert [chart.name for chart in found.system] == ["cpu", "gpu.gpu", "memory_percent"]
@@ -59,7 +59,7 @@ def test_the_rank_with_the_largest_times_is_a_finding_and_no_chance(tmp_path: Pa
         timed_run(tmp_path / str(marked), marked=marked)
         found = one_run(tmp_path / str(marked))
         (data,) = [one for one in found.slowest if one.name == "time/data"]
-        assert (data.rank, data.share, data.by_chance, data.stands_out) == (2, 1.0, False, not marked)
+        assert (data.ranks, data.share, data.by_chance, data.stands_out) == ([2], 1.0, False, not marked)
         assert found.findings[0].startswith(
             f"rank 2 has the largest time/{'busy' if marked else 'data'} in 40 of 40 rows"
         )
@@ -90,7 +90,7 @@ def test_files_of_a_shared_run_are_one_with_a_line_for_each_rank(tmp_path: Path)
     assert list(time.ranks) == ["rank 0", "rank 1", "rank 2"]
     assert time.band is not None
     assert all(len(line.x) == 30 for line in time.ranks.values())
-    assert [(one.name, one.rank, one.stands_out) for one in found.slowest] == [("time/step", 1, True)]
+    assert [(one.name, one.ranks, one.stands_out) for one in found.slowest] == [("time/step", [1], True)]
     assert {heat.name for heat in found.heat} >= {"time/step", "loss", "system: cpu"}
     assert found.differing == ["local_rank"]
     assert found.config["local_rank"] == "rank 0: 0 · rank 1: 1 · rank 2: 2"
