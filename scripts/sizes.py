@@ -27,7 +27,6 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/protocol/calls.py:Offer": ({"attributes": 12}, "a record: what a rank tells the others"),
     "exchange/protocol/placing.py:Cell": ({"attributes": 13}, "a record: the state of a cell"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
-    "exchange/transport/gloo.py:GlooGroup": ({"attributes": 11}, "a process group, its buffers and its counts"),
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "runs/record.py:Record": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
