@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -248,11 +248,7 @@ class Offer(NamedTuple):
 
     def encoded(self, numbers: dict[str, int]) -> bytes:
         """Return it as bytes, given the numbers of the names."""
-        blocks = []
-        for names, occurrences, *rest in self.blocks:
-            are_equal = names and occurrences.count(occurrences[0]) == len(names)
-            counts = occurrences[0] if are_equal else occurrences
-            blocks.append((_spans(map(numbers.__getitem__, names)), counts, *rest))
+        blocks = [([*map(numbers.__getitem__, names)], *rest) for names, *rest in self.blocks]
         return f"{_as_text(self[1:])}\n{_as_text(blocks)}".encode()
 
     @classmethod
@@ -261,7 +257,7 @@ class Offer(NamedTuple):
         state, _, calls = data.partition(b"\n")
         try:
             if calls not in known:
-                known[calls] = _blocks(names, json.loads(calls))
+                known[calls] = list(_blocks(names, json.loads(calls)))
             offer = cls._make((known[calls], *json.loads(state)))
             patience, counts = (offer.give_up_new, offer.give_up_all), offer.counts.values()
             _check_type(int, offer.old, offer.more, *patience, offer.published, *counts)
@@ -273,34 +269,17 @@ class Offer(NamedTuple):
             raise ValueError(f"a rank sent {len(data)} bytes that are not an offer of calls") from error
 
 
-def _spans(numbers: Iterable[int]) -> list[int]:
-    """Return runs of consecutive numbers, in their order: the first number and the length of each run."""
-    spans: list[int] = []
-    for number in numbers:
-        if spans and number == spans[-2] + spans[-1]:
-            spans[-1] += 1
-        else:
-            spans += (number, 1)
-    return spans
-
-
-def _blocks(names: Sequence[str], blocks: Iterable[Sequence[Any]]) -> list[Block]:
-    found: list[Block] = []
+def _blocks(names: Sequence[str], blocks: Iterable[Sequence[Any]]) -> Iterator[Block]:
     values = widest = 0
-    for spans, occurrences, step, stride, x, x_stride, number in blocks:
-        own: list[str] = []
-        for at, length in zip(spans[::2], spans[1::2], strict=True):
-            own += names[at : at + length]
-        counts = (occurrences,) * len(own) if isinstance(occurrences, int) else tuple(occurrences)
-        _check_type(int, *counts, *spans, stride, x, x_stride, number, 0 if step is None else step)
-        if not len(counts) == len(own) == len(set(own)) == sum(spans[1::2]) or min(number - 1, *spans, *counts, 0) < 0:
+    for own, occurrences, step, stride, x, x_stride, number in blocks:
+        _check_type(int, *own, *occurrences, stride, x, x_stride, number, 0 if step is None else step)
+        if not len(own) == len(occurrences) == len(set(own)) or min(number - 1, *own, *occurrences, 0) < 0:
             raise ValueError("a block without calls, or with unknown names")
-        found.append(Block(tuple(own), counts, step, stride, x, x_stride, number))
+        yield Block(tuple([names[at] for at in own]), tuple(occurrences), step, stride, x, x_stride, number)
         values += number * (len(own) or 1)
         widest = max(widest, len(own))
     if values > MOST_VALUES + widest:
         raise ValueError("more values than any rank offers at once")
-    return found
 
 
 def _check_type(kind: type, *values: object) -> None:
@@ -347,18 +326,6 @@ class Party:
             if number < block.number:
                 self.left.appendleft(block.from_call(number))
             number -= min(number, block.number)
-
-
-def parties_of(offers: Mapping[Ranks, Offer]) -> list[Party]:
-    """Return the parties of the ranks that have made these offers: ordered by their lowest ranks, as the offers are."""
-    parties: dict[int, Party] = {}
-    for ranks, offer in offers.items():
-        party = parties.get(id(offer.blocks))
-        if party is None:
-            party = parties[id(offer.blocks)] = Party(offer.blocks, min(ranks))
-        party.ranks |= ranks
-        party.old = max(party.old, offer.old)
-    return list(parties.values())
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ from itertools import chain, count, islice, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes, parties_of
+from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NO_NUMBER, NOTHING, SUMS, Lanes, Number, number_at, placed
 from dist_wandb.exchange.protocol.placing import Known, Owner, Remembered
@@ -67,22 +67,21 @@ class Plan:
         self._rank = rank
         self._calls = calls
         axes = frozenset(table.axes).union(*map(attrgetter("new_axes"), offers.values()))
-        self._parties = parties_of(offers)
-        self.party: Party | None = next((party for party in self._parties if rank in party.ranks), None)
+        self.party: Party | None = None  # of this rank
+        self.waiting: Ranks = NOBODY  # those on which something waits after the round
+        parties: dict[int, Party] = {}  # in the order of their lowest ranks, as the offers are
+        for ranks, offer in offers.items():
+            party = parties.setdefault(id(offer.blocks), Party(offer.blocks, min(ranks)))
+            party.ranks |= ranks
+            party.old = max(party.old, offer.old)
+            self.party = party if rank in ranks else self.party
+            self.waiting |= ranks if offer.more else NOBODY
+        self._parties = list(parties.values())
         self._segments = _matched(table, self._parties, axes)
         self.chosen: list[Taken] = _chosen(table, self._parties, axes)  # the calls that go into the table
-        self.touched: dict[Key, None] = {}  # the cells of the table to which ranks contribute
-        for one in self.chosen:
-            self.touched.update(dict.fromkeys(one.cells))
-
-    def waiting(self) -> Ranks:
-        """Return the ranks on which something waits after the round."""
-        waiting = NOBODY
-        for ranks, offer in self.offers.items():
-            waiting |= ranks if offer.more else NOBODY
-        for party in self._parties:
-            waiting |= party.ranks if party.left else NOBODY
-        return waiting
+        # the cells of the table to which ranks contribute
+        self.touched: dict[Key, None] = dict.fromkeys(chain.from_iterable(map(attrgetter("cells"), self.chosen)))
+        self.waiting |= NOBODY.union(*map(attrgetter("ranks"), filter(attrgetter("left"), self._parties)))
 
     def having(self, intent: Intent) -> Ranks:
         return NOBODY.union(*(ranks for ranks, offer in self.offers.items() if offer.intent is intent))
@@ -93,43 +92,37 @@ class Plan:
         """Return this rank's lists: one to reduce by sum, one to reduce by maximum."""
         sums: list[float] = []
         maxima: list[float] = []
+        lowest = self.party.lowest if self.party else -1
         for segment in self._segments:
-            self._pack_segment(segment, sums, maxima)
-        if self.chosen:
-            self._pack_chosen(sums, maxima)
-        return sums, maxima
-
-    def _pack_segment(self, segment: Segment, sums: list[float], maxima: list[float]) -> None:
-        lowest, rows = self.party.lowest if self.party else -1, segment.rows
-        names, slots, start = len(rows.names), len(segment.axes), segment.starts.get(lowest)
-        if start is None:
-            sums += [0.0] * ((SUMS * names + slots) * rows.number)
-            maxima += [NOTHING] * (MAXIMA * names * rows.number)
-            return
-        places = segment.places[lowest]
-        mine = [segment.giver(at) == self._rank for at in segment.axes] if slots else []
-        for call in self._calls[start : start + rows.number]:
-            own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
-            sums += own_sums
-            maxima += own_maxima
-            if slots:
-                own = [_of_axis(number_at(own_sums, own_maxima, index, names)) for index in segment.axes]
-                sums += [value if is_mine else 0.0 for value, is_mine in zip(own, mine, strict=True)]
-
-    def _pack_chosen(self, sums: list[float], maxima: list[float]) -> None:
-        mine: dict[Key, Number] = {}
+            rows, names, slots = segment.rows, len(segment.rows.names), len(segment.axes)
+            start = segment.starts.get(lowest)
+            if start is None:
+                sums += [0.0] * ((SUMS * names + slots) * rows.number)
+                maxima += [NOTHING] * (MAXIMA * names * rows.number)
+                continue
+            places = segment.places[lowest]
+            mine = [segment.giver(at) == self._rank for at in segment.axes] if slots else []
+            for call in self._calls[start : start + rows.number]:
+                own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
+                sums += own_sums
+                maxima += own_maxima
+                if slots:
+                    own = [_of_axis(number_at(own_sums, own_maxima, index, names)) for index in segment.axes]
+                    sums += [value if is_mine else 0.0 for value, is_mine in zip(own, mine, strict=True)]
+        numbers: dict[Key, Number] = {}
         for one in self.chosen:
             if one.party is not self.party:
                 sums += [0.0] * len(one.axes)
                 continue
             call = self._calls[one.number]
             is_owner, names = one.party.lowest == self._rank, len(call.names)
-            mine.update((key, number_at(*call.lanes, at, names)) for key, at in one.cells.items())
+            numbers.update((key, number_at(*call.lanes, at, names)) for key, at in one.cells.items())
             sums += [_of_axis(number_at(*call.lanes, at, names)) if is_owner else 0.0 for at in one.axes.values()]
         for key in self.touched:
-            number = mine.get(key, NO_NUMBER)
+            number = numbers.get(key, NO_NUMBER)
             sums += number[:SUMS]
             maxima += number[SUMS:]
+        return sums, maxima
 
     def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[Row], dict[Owner, int]]:
         """Apply the reduced lists; return the complete rows, and the places of the calls in the table, in its order."""
@@ -234,19 +227,16 @@ def _partners(first: Party, parties: Sequence[Party], axes: frozenset[str]) -> d
     group = {first: first.left[0]}
     reached = [first.left[0]]
     while reached and len(group) < len(parties):
-        block = reached.pop()
+        one = reached.pop()
         for party in parties:
-            if party.left and party not in group and _share(block, party.left[0], axes):
-                group[party] = party.left[0]
-                reached.append(party.left[0])
+            if party in group or not party.left or party.left[0].step != one.step:
+                continue
+            other = party.left[0]
+            is_equal = one.names == other.names and one.occurrences == other.occurrences
+            if one.names if is_equal else not {*one.cells(axes)}.isdisjoint(other.cells(axes)):
+                group[party] = other
+                reached.append(other)
     return dict(sorted(group.items(), key=lambda one: one[0].lowest)) if len(group) > 1 else group
-
-
-def _share(one: Block, other: Block, axes: frozenset[str]) -> bool:
-    """Return whether the first calls of two blocks share a cell."""
-    if one.step == other.step and one.names == other.names and one.occurrences == other.occurrences:
-        return bool(one.names)
-    return one.step == other.step and not {*one.cells(axes)}.isdisjoint(other.cells(axes))
 
 
 def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None:

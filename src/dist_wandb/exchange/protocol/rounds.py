@@ -195,7 +195,7 @@ class Rounds:
 
     def unpack(self, plan: Plan, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
         """Apply the reduced lists of a round, which are empty if it had no numbers."""
-        table, waiting, taken = self.table, plan.waiting(), plan.party.taken if plan.party else 0
+        table, waiting, taken = self.table, plan.waiting, plan.party.taken if plan.party else 0
         table.round += 1
         table.told.clear()
         _learn(table, plan.offers, self.side_data.paths)
