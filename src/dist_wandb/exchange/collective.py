@@ -47,7 +47,7 @@ from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, PRIMARY, UNOPENED, Context, Messages, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed
+from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed, undestroyed
 from dist_wandb.exchange.turns import Inbox, Pacer, Turns
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
@@ -215,7 +215,6 @@ class Worker:
         self.late_from: float = math.inf  # on the monotonic clock: half of the time to end is over
 
     def run(self) -> None:
-        """Take part in rounds until all ranks close, then write the remaining rows; the target of the thread."""
         is_closed = False
         try:
             with suppress(Stopped):
@@ -252,11 +251,9 @@ class Worker:
     def _take_part(self) -> None:
         """Go through generations until all participating ranks have closed and all their values are finished."""
         hooks, generation = self._hooks, cast("Generation | None", None)
-        of_primary = (hooks.is_over, hooks.is_opening, hooks.failure)
         has_rows = lambda: self.inbox.was_used and not self._context.lifecycle.has_failed  # noqa: E731
-        limits, may_move = self._context.limits, hooks.move is not None
-        patience = min(limits.peer_timeout, limits.flush_timeout / 2)
-        situation = Situation(self.turns.is_due, *of_primary, may_move, patience, has_rows)
+        patience = min(self._context.limits.peer_timeout, self._context.limits.flush_timeout / 2)
+        situation = Situation(hooks, self.turns.is_due, patience, has_rows)
         try:
             generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
         except Moved as moved:
@@ -292,7 +289,9 @@ class Worker:
         lifecycle, rounds = self._context.lifecycle, self._rounds
         if lifecycle.is_stopped:
             raise Stopped
-        self.turns.give_up_overdue()
+        table, oldest = rounds.table, next(rounds.table.unwritten(), None) if rounds.table.open else None
+        born = None if oldest is None else table.cells[oldest].born
+        rounds.give_up(*self.pacer.begin_round(time.monotonic(), table.round, born))
         outcome = self.cycle.round(regroup=self.participation.is_somebody_waiting())
         self.messages.about(outcome)
         if (
@@ -310,7 +309,8 @@ class Worker:
         return outcome
 
     def _await_turn(self) -> None:
-        destroy_closed()
+        if undestroyed:
+            destroy_closed()
         self._hooks.between_rounds(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
         self._rounds.side_data.published = self._hooks.publications()
@@ -333,7 +333,6 @@ class Worker:
         return may_come and not self.participation.joined.presence.departures.is_gone(PRIMARY)
 
     def _gives_up_waiting(self) -> bool:
-        """Return whether there is no reason to wait for other ranks to arrive."""
         lifecycle = self._context.lifecycle
         is_new = self.participation.generation is None and not self._context.rows.writes
         return lifecycle.is_stopped or (lifecycle.is_closing and is_new and not self.inbox.was_used)

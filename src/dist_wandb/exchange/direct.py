@@ -255,7 +255,6 @@ class WatchingExchange(Exchange):
             self._dropped += 1
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait only if the session has moved."""
         successor = self._lifecycle.successor
         return self._lifecycle.has_kept_all if successor is None else successor.flush(timeout, together=together)
 
@@ -314,14 +313,8 @@ class WatchingExchange(Exchange):
     def _primary(self) -> int | None:
         """Wait until it is certain which rank of the unit writes its run; return its index, `None` if it never is."""
         lifecycle, hooks, store, unit = self._lifecycle, self._hooks, self._hooks.find(), self._unit
-        situation = Situation(
-            lambda: lifecycle.is_closing,
-            hooks.is_over,
-            hooks.is_opening,
-            may_move=True,
-            has_rows=lambda: bool(self._kept) and not lifecycle.has_failed,
-            watches=True,
-        )
+        has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
+        situation = Situation(hooks, lambda: lifecycle.is_closing, has_rows=has_rows, watches=True)
         with suppress(Stopped, RendezvousError):
             try:
                 if store is not None:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.attachments import MOST_KEPT
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
@@ -83,11 +84,14 @@ class Cycle:
         plan = rounds.plan(offers)
         packed = plan.pack()
         sums, maxima = group.reduce(*packed) if any(packed) else packed
-        self._context.rows.attachments.contributions.passed()
+        contributions = self._context.rows.attachments.contributions
+        if contributions.bytes_sent:
+            contributions.passed()
         outcome = self._unpack(plan, Checkpoint(rounds.table.round + 1, offers, sums, maxima))
         self._exchange(group, self._due)
         self._write_due()
-        self.has_more = outcome.more or self._context.rows.attachments.contributions.has_sent_much
+        # the end of the next round, which releases what is not kept for late ranks, should come at once
+        self.has_more = outcome.more or contributions.bytes_sent > 2 * MOST_KEPT
         return outcome
 
     def _unpack(self, plan: Plan, checkpoint: Checkpoint) -> Outcome:
@@ -102,7 +106,8 @@ class Cycle:
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
         own, keys = self._context.rows, list[Key]()
         for row in rows:
-            keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached_among(row.names)]
+            if attached := attached_among(row.names):
+                keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached]
         if keys:
             for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
                 began = time.monotonic()
@@ -112,7 +117,6 @@ class Cycle:
             own.spreads.exchange(of_spreads, group)
 
     def _write_due(self) -> None:
-        """Write rows in their order, or keep them for the primary."""
         own, rows, self._due = self._context.rows, self._due, ()
         if rows and not own.writes and not self.has_primary:
             if len(self.kept) + len(rows) > _MOST_KEPT:
@@ -130,7 +134,6 @@ class Cycle:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether there are rows kept for a primary that is away."""
         return bool(self.kept) and not self.has_primary
 
     def is_awaited(self, *, by_late: bool = False) -> bool:
@@ -150,9 +153,6 @@ class Cycle:
         if checkpoint.round != self._rounds.table.round + 1 or not checkpoint.offers:
             return False
         return self._unpack(self._rounds.plan(checkpoint.offers), checkpoint).closed
-
-    def snapshot(self) -> dict[str, Any]:
-        return {**self._rounds.snapshot(), "unwritten": encoded(list(self.kept))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the others' state, including rows that they finished while the primary was away."""
@@ -276,7 +276,8 @@ class Participation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
         membership = self.joined
         if generation.members[0] == self._context.unit.index:
-            state = {**self._cycle.snapshot(), "ranks": list(membership.presence.global_ranks.items())}
+            ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self._cycle.kept))
+            state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
             return membership.admit(generation, self._cycle.checkpoint, state)
         following = membership.await_next(generation, self._context.limits.peer_timeout)
         return following or self.recover(generation)
@@ -308,7 +309,6 @@ class Participation:
         return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
 
     def is_broken(self) -> bool:
-        """Return whether another member has broken off; checked at intervals."""
         generation, membership = self.generation, self.membership
         if generation is None or membership is None or not self._broken_poll.is_over(time.monotonic()):
             return False

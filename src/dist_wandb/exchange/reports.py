@@ -115,7 +115,6 @@ class Context:
 
     @property
     def rank(self) -> int:
-        """Index of this rank in the job."""
         return self.unit.global_rank
 
     def warn(self, kind: str, message: str) -> None:
@@ -223,7 +222,6 @@ class Messages:
         self._taken = 0  # how many calls of this rank were taken before the last round
 
     def about(self, outcome: Outcome) -> None:
-        """Warn about what a round has shown of this rank's values."""
         if outcome.silent or outcome.late or outcome.lost:
             self._late(outcome)
         self._taken += outcome.taken

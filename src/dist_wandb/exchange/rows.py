@@ -371,22 +371,23 @@ class Rows:
         self.act = act
         self.first: int | None = first if counts else None
         self.reductions: Reductions = Reductions(reduce)
-        contributions, writes = Contributions(rank, writer.lost), self.writes
-        metrics, gathers = FusedMetrics(contributions, merges=writes), FusedGathers(contributions, merges=writes)
+        contributions = Contributions(rank, writer.lost)
+        metrics = FusedMetrics(contributions, merges=self.writes)
+        gathers = FusedGathers(contributions, merges=self.writes)
         by_type = {Snapshot: metrics, Gathered: gathers}
-        self.attachments: Attachments = Attachments(contributions, by_type, merges=writes)
+        self.attachments: Attachments = Attachments(contributions, by_type, merges=self.writes)
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
         self.posting: Posting = Posting(self, per_rank, is_first=not index)
         self.writing: Writing = Writing(self)
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes the rows of its unit."""
-        return self.writer.is_primary
+        return self.writer.is_primary  # the rows of its unit
 
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
-        return [name for name in self.definitions().axes if not reduction_of(name, self.reductions.chosen)[0]]
+        known = self.definitions().axes
+        return [name for name in known if not reduction_of(name, self.reductions.chosen)[0]] if known else []
 
     def x(self, x: int) -> int | None:
         """Return the position of a row on the x axis of this rank's run; `x` as in `protocol.calls.Call`."""

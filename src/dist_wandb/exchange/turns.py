@@ -319,13 +319,6 @@ class Turns:
                 "less often.",
             )
 
-    def give_up_overdue(self) -> None:
-        """Stop waiting for ranks that do not contribute to rows of others."""
-        rounds, table = self._rounds, self._rounds.table
-        oldest = next(table.unwritten(), None) if table.open else None
-        born = None if oldest is None else table.cells[oldest].born
-        rounds.give_up(*self._pacer.begin_round(time.monotonic(), table.round, born))
-
     def end_round(self, outcome: Outcome) -> None:
         """Take note of the result of a round, and answer this rank's flush requests if they are fulfilled.
 

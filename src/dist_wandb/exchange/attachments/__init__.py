@@ -26,7 +26,7 @@ from dist_wandb.payloads.metrics import Snapshot
 ATTACHED = (Snapshot, Gathered)  # types of values that are attachments
 
 _MOST_WAITING = 128 * 2**20  # maximum bytes that wait on a rank for other ranks
-_MOST_KEPT = 16 * 2**20  # maximum bytes that are kept for late ranks
+MOST_KEPT = 16 * 2**20  # maximum bytes that are kept for late ranks
 _OVERHEAD = 1024  # bytes of a contribution besides its data
 _MOST_WRITTEN = 32_768  # written cells for which the numbers of contributors are kept
 
@@ -45,7 +45,7 @@ class Contributions:
         self._waiting: dict[Key, tuple[Any, int]] = {}  # with their sizes, in the order of logging
         self._sent: dict[Key, tuple[Any, int]] = {}  # for an exchange that broke on another rank, and for late ranks
         self.bytes_waiting: int = 0
-        self._bytes_sent = 0
+        self.bytes_sent: int = 0
         self._notices = Notices()
 
     def add(self, key: Key, value: Any, size: int) -> None:
@@ -66,12 +66,10 @@ class Contributions:
             )
 
     def get(self, key: Key) -> Any:
-        """Return this rank's contribution to a cell, or `None`."""
         found = self._waiting.get(key) or self._sent.get(key)
         return None if found is None else found[0]
 
     def pop(self, key: Key) -> Any:
-        """Remove and return a contribution that waits, or `None`."""
         value, size = self._waiting.pop(key, (None, 0))
         self.bytes_waiting -= size
         return value
@@ -86,19 +84,14 @@ class Contributions:
         for key in keys:
             if key in self._waiting:
                 self._sent[key] = self._waiting[key]
-                self._bytes_sent += self._sent[key][1]
+                self.bytes_sent += self._sent[key][1]
                 self.pop(key)
 
-    @property
-    def has_sent_much(self) -> bool:
-        """Whether the end of the next round, which releases what is not kept for late ranks, should come at once."""
-        return self._bytes_sent > 2 * _MOST_KEPT
-
     def passed(self) -> None:
-        """Note the end of a round, which shows that all ranks have completed the exchange before it."""
-        while self._bytes_sent > _MOST_KEPT:
+        # the end of a round shows that all ranks have completed the exchange before it
+        while self.bytes_sent > MOST_KEPT:
             _, size = self._sent.pop(next(iter(self._sent)))
-            self._bytes_sent -= size
+            self.bytes_sent -= size
 
 
 class Attachment(ABC):
@@ -208,7 +201,7 @@ class Attachments:
                 self._notices.warn(
                     "late",
                     f"a part of {key.series.name!r} is not written: it came after the parts of other ranks were "
-                    f"dropped. A rank keeps the last {_MOST_KEPT // 2**20} MiB until it ends. The row is written "
+                    f"dropped. A rank keeps the last {MOST_KEPT // 2**20} MiB until it ends. The row is written "
                     "again with dist_wandb/degraded, and so are others of this kind.",
                 )
             return {}, missing

@@ -99,7 +99,6 @@ class FusedMetrics(Attachment):
             self._warn_of_no_part("keep", key, error)
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> None:
-        """Adopt layouts that the ranks have agreed on, if this rank's states fit into them."""
         for series in [series for series in outbox.names() if series_of(series).kind == _METRIC]:
             waiting = self._contributions.waiting(series)
             adopted = {self.series(series_of(series).name, snapshot, known) for snapshot in waiting}

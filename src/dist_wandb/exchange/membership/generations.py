@@ -67,7 +67,6 @@ class Generation:
         return other is not None and other.number == self.number - 1
 
     def as_list(self) -> list[Any]:
-        """Return a JSON value of all fields except `number`."""
         members, joined, lost = (spans_of(ranks) for ranks in (self.members, self.joined, self.lost))
         return [members, joined, self.last_round, self.source, lost, _packed(self.gone), blocks_of(self.nodes)]
 
@@ -98,7 +97,6 @@ class GenerationStore:
         return bool(self._keys.claim(f"elected/{number}/{term}", self._index) == self._index)
 
     def get(self, number: int) -> Generation | None:
-        """Return a generation, or `None` if it was not claimed yet."""
         stored = self._keys.try_get(f"generation/{number}")
         return None if stored is None else Generation.from_list(number, stored)
 
@@ -106,7 +104,6 @@ class GenerationStore:
         return self.get(generation.number + 1)
 
     def latest(self, generation: Generation) -> Generation:
-        """Return the newest generation, which may be `generation` itself."""
         while (following := self.following(generation)) is not None:
             generation = following
         return generation
@@ -131,11 +128,9 @@ class GenerationStore:
         return Checkpoint.from_json(self._keys.wait_get(key, "the unit"))
 
     def publish_state(self, generation: Generation, state: dict[str, Any]) -> None:
-        """Publish the members' common state at the end of a generation, for ranks that join the next one."""
         self._keys.publish(f"state/{generation.number + 1}", state)
 
     def state(self, generation: Generation) -> dict[str, Any]:
-        """Return the members' common state at the beginning of a generation that ranks have joined."""
         state: dict[str, Any] = self._keys.wait_get(f"state/{generation.number}", "the unit")
         return state
 
@@ -266,7 +261,6 @@ class Presence:
         return set(self._opened.values)
 
     def has_primary(self) -> bool:
-        """Return whether rank 0 has opened a session."""
         return has_opened(self._keys, 0)
 
     def publish_before(self, former: Presence) -> None:

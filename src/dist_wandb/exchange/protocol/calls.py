@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import chain, islice
@@ -65,7 +64,6 @@ def is_attached(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def attached_among(names: Names) -> list[int]:
-    """Return the indices of the names that are attachments."""
     return [at for at, name in enumerate(names) if is_attached(name)]
 
 
@@ -90,7 +88,7 @@ class Call(NamedTuple):
     x: int  # its position: its step, or the last one of its rank; `-1 - calls` before any, with so many earlier calls
     lanes: Lanes
     at: float  # when it was posted
-    own: Any = None  # what its rank alone needs to write its row
+    own: Any = None  # what its rank alone needs to write its row, which may have no names
 
     def cells(self) -> list[Key]:
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
@@ -110,14 +108,12 @@ class Outbox:
         self._shape = lru_cache(_MOST_SHAPES)(tuple[str, ...])  # returns the first of equal tuples
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
-        """Add a call of `log`. One without names is a row of what only this rank keeps for it."""
         names = self._shape(tuple(names))
         call = Call(names, self._count(step, names), step, x, lanes, at, own)
         self.waiting.append(call)
         return call
 
     def extend(self, names: Names, lanes: Lanes, own: Any) -> Call:
-        """Add other names to the last call that waits."""
         last = self.waiting[-1]
         occurrences = (*last.occurrences, *self._count(last.step, names)) if names else last.occurrences
         numbers = [
@@ -163,32 +159,15 @@ class Outbox:
         return renamed
 
     def take(self, number: int) -> Sequence[Call]:
-        self.last = [self.waiting.popleft() for _ in range(number)]
+        self.last = list(islice(self.waiting, number))
+        for _ in self.last:
+            self.waiting.popleft()
         return self.last
-
-    def put_back(self) -> None:
-        self.waiting.extendleft(reversed(self.last))
-        self.last = ()
 
     def names(self, most: int | None = None) -> list[str]:
         """Return the names of all calls, or of the oldest ones, in the order in which they were logged."""
         shapes = dict.fromkeys(call.names for call in islice(self.waiting, most))
         return list(dict.fromkeys(name for shape in shapes for name in shape))
-
-    def known(self, names: AbstractSet[str], most: int) -> list[Call]:
-        """Return the oldest calls before the first one with an unknown name: no further one after `most` values."""
-        calls, values = [], 0
-        checked: set[int] = set()
-        for call in self.waiting:
-            if id(call.names) not in checked:
-                if not names >= {*call.names}:
-                    break
-                checked.add(id(call.names))
-            calls.append(call)
-            values += len(call.names) or 1
-            if values >= most:
-                break
-        return calls
 
 
 class Intent(IntEnum):
@@ -247,7 +226,6 @@ class Offer(NamedTuple):
     counts: Mapping[str, int] = {}  # how often it logged each name without a step; when closing
 
     def encoded(self, numbers: dict[str, int]) -> bytes:
-        """Return it as bytes, given the numbers of the names."""
         blocks = [([*map(numbers.__getitem__, names)], *rest) for names, *rest in self.blocks]
         return f"{_as_text(self[1:])}\n{_as_text(blocks)}".encode()
 
@@ -316,7 +294,6 @@ class Party:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of all calls, also of taken ones."""
         return frozenset[str]().union(*(block.names for block in self._blocks))
 
     def advance(self, number: int) -> None:

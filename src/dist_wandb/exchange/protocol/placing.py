@@ -232,11 +232,12 @@ class Placing:
                 homes[key] = row or call
             elif cell.owner[0] < call[0]:
                 row = cell.row
-        apart = {homes[key] for key in own if self._is_apart(key, homes[key], usual)}
+        apart = {
+            home
+            for key, home in ((key, homes[key]) for key in own)
+            if self.rows.get(home, {}).get(key.name, key) != key or home[0] in usual.get(key.name, NOBODY)
+        }
         return {key: call if home in apart else home for key, home in homes.items()}
-
-    def _is_apart(self, key: Key, row: Owner, usual: Mapping[str, Ranks]) -> bool:
-        return self.rows.get(row, {}).get(key.name, key) != key or row[0] in usual.get(key.name, NOBODY)
 
     def _is_partner(self, call: Owner, lower: Owner) -> bool:
         """Return whether a rank shares with a call of a lower rank only this call."""

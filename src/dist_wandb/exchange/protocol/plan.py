@@ -38,12 +38,7 @@ class Segment(NamedTuple):
     places: Mapping[int, tuple[int, ...] | None]  # in the same way: the indices of its names; `None`: of all
     lacks: Mapping[int, Ranks] = {}  # by index of a cell to which not all ranks contribute: those that are missing
 
-    @property
-    def owner(self) -> int:
-        return next(iter(self.starts))
-
     def giver(self, index: int) -> int:
-        """Return the lowest rank whose calls have a name."""
         return next(rank for rank, places in self.places.items() if places is None or index in places)
 
 
@@ -68,20 +63,21 @@ class Plan:
         self._calls = calls
         axes = frozenset(table.axes).union(*map(attrgetter("new_axes"), offers.values()))
         self.party: Party | None = None  # of this rank
-        self.waiting: Ranks = NOBODY  # those on which something waits after the round
         parties: dict[int, Party] = {}  # in the order of their lowest ranks, as the offers are
         for ranks, offer in offers.items():
             party = parties.setdefault(id(offer.blocks), Party(offer.blocks, min(ranks)))
             party.ranks |= ranks
             party.old = max(party.old, offer.old)
             self.party = party if rank in ranks else self.party
-            self.waiting |= ranks if offer.more else NOBODY
         self._parties = list(parties.values())
         self._segments = _matched(table, self._parties, axes)
-        self.chosen: list[Taken] = _chosen(table, self._parties, axes)  # the calls that go into the table
+        left = list(filter(attrgetter("left"), self._parties))
+        self.chosen: list[Taken] = _chosen(table, left, axes) if left else []  # the calls that go into the table
         # the cells of the table to which ranks contribute
         self.touched: dict[Key, None] = dict.fromkeys(chain.from_iterable(map(attrgetter("cells"), self.chosen)))
-        self.waiting |= NOBODY.union(*map(attrgetter("ranks"), filter(attrgetter("left"), self._parties)))
+        behind = [ranks for ranks, offer in offers.items() if offer.more]
+        # those on which something waits after the round
+        self.waiting: Ranks = NOBODY.union(*behind, *(party.ranks for party in left if party.left))
 
     def having(self, intent: Intent) -> Ranks:
         return NOBODY.union(*(ranks for ranks, offer in self.offers.items() if offer.intent is intent))
@@ -89,7 +85,6 @@ class Plan:
     # The lists
 
     def pack(self) -> Lanes:
-        """Return this rank's lists: one to reduce by sum, one to reduce by maximum."""
         sums: list[float] = []
         maxima: list[float] = []
         lowest = self.party.lowest if self.party else -1
@@ -156,7 +151,8 @@ class Plan:
         missing, wide, high = len(NOBODY.union(*segment.lacks.values())), SUMS * len(names), MAXIMA * len(names)
         is_without_axes = len(cells) == len(names)
         start = segment.starts.get(self.party.lowest) if self.party else None
-        owner, first = segment.owner, table.taken.get(segment.owner, 0) + segment.starts[segment.owner]
+        owner, owner_start = next(iter(segment.starts.items()))
+        first = table.taken.get(owner, 0) + owner_start
         for index in range(segment.rows.number):
             table.serial += 1
             lanes = [*islice(sums, wide)], [*islice(maxima, high)]
@@ -200,8 +196,18 @@ def _matched(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> li
 
 def _from(first: Party, table: Table, parties: Sequence[Party], axes: frozenset[str]) -> Segment | None:
     """Match the next calls of a party with those of others; take them if they are complete rows."""
-    group = _partners(first, parties, axes)
-    found = _joint(group, axes)
+    group, reached = {first: first.left[0]}, [first.left[0]]  # with all parties that share cells, directly or not
+    while reached and len(group) < len(parties):
+        one = reached.pop()
+        for party in parties:
+            if party in group or not party.left or party.left[0].step != one.step:
+                continue
+            other = party.left[0]
+            is_equal = one.names == other.names and one.occurrences == other.occurrences
+            if one.names if is_equal else not {*one.cells(axes)}.isdisjoint(other.cells(axes)):
+                group[party] = other
+                reached.append(other)
+    found = _joint(dict(sorted(group.items(), key=lambda one: one[0].lowest)) if len(group) > 1 else group, axes)
     if found is None:
         return None
     ranks, rows, number, lacks = table.ranks, found.rows, found.rows.number, {}
@@ -220,23 +226,6 @@ def _from(first: Party, table: Table, parties: Sequence[Party], axes: frozenset[
     for party in group:
         party.advance(number)
     return found._replace(rows=rows._replace(number=number), lacks=lacks)
-
-
-def _partners(first: Party, parties: Sequence[Party], axes: frozenset[str]) -> dict[Party, Block]:
-    """Return the parties whose next calls share cells with that of one party, directly or not, by rank."""
-    group = {first: first.left[0]}
-    reached = [first.left[0]]
-    while reached and len(group) < len(parties):
-        one = reached.pop()
-        for party in parties:
-            if party in group or not party.left or party.left[0].step != one.step:
-                continue
-            other = party.left[0]
-            is_equal = one.names == other.names and one.occurrences == other.occurrences
-            if one.names if is_equal else not {*one.cells(axes)}.isdisjoint(other.cells(axes)):
-                group[party] = other
-                reached.append(other)
-    return dict(sorted(group.items(), key=lambda one: one[0].lowest)) if len(group) > 1 else group
 
 
 def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None:
@@ -270,7 +259,7 @@ def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None
 
 def _chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Taken]:
     """Return the calls that go into the table, in order, and take them."""
-    if not any(map(attrgetter("left"), parties)) or _all_wait(table, parties, axes):
+    if _all_wait(table, parties, axes):
         return []
     calls = {party: list(_remaining(party, axes)) for party in parties}
     groups = _groups(list(chain(*calls.values())))
@@ -294,9 +283,9 @@ def _chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> lis
 
 def _all_wait(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> bool:
     """Return whether the next call of each party waits for others, and so all calls behind it: looks at these only."""
-    left = [party for party in parties if party.left]
-    if any(party.taken < party.old for party in left):
+    if any(party.taken < party.old for party in parties):
         return False
+    left = parties
     while left:  # with what these parties may give at most
         here = NOBODY.union(*(party.ranks for party in left))
         moving = []

@@ -39,7 +39,7 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Intent, Key, Offer, Outbox, blocks_of
+from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
 from dist_wandb.exchange.protocol.contributors import NEVER, Ranks
 from dist_wandb.exchange.protocol.plan import Plan, Taken
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
@@ -113,7 +113,6 @@ class _Kept:
 
 
 def _without_numbers(step: int | None, x: int, own: Any, serial: int = 0) -> Row:
-    """Return a row only of what one rank alone keeps for it."""
     return Row((), (), step, x, ([], []), {}, (), own=(own,), serial=serial)
 
 
@@ -152,17 +151,27 @@ class Rounds:
         self._gives_up = max(self._gives_up[0], new), max(self._gives_up[1], every)
 
     def put_back(self) -> None:
-        """Put the last round's calls back: the others interrupted that round and continue from before it."""
+        # the others interrupted the last round, and continue from before it
         for key in chain(*(call.cells() for call in self.outbox.last)):
             self._kept.own.pop(key, None)
-        self.outbox.put_back()
+        self.outbox.waiting.extendleft(reversed(self.outbox.last))
+        self.outbox.last = ()
 
     # A round
 
     def offer(self, now: float, *, regroup: bool = False) -> bytes:
         """Return what this rank tells the others before the round; `regroup` requests a new generation after it."""
         table, outbox, side = self.table, self.outbox, self.side_data
-        calls = outbox.known(table.names.keys(), MOST_VALUES)
+        calls, values, known = list[Call](), 0, set[int]()
+        for call in outbox.waiting:
+            if id(call.names) not in known:
+                if not table.names.keys() >= {*call.names}:
+                    break
+                known.add(id(call.names))
+            calls.append(call)
+            values += len(call.names) or 1
+            if values >= MOST_VALUES:
+                break
         is_open, rest = self.intent is Intent.OPEN, len(outbox.waiting) - len(calls)
         if calls and not rest and is_open and outbox.may_grow and now - calls[-1].at < self._hold_of_part:
             calls.pop()
@@ -226,9 +235,9 @@ class Rounds:
         table.memory.forget(table.names)
         told: dict[str, list[Key]] = {"gave up": [], "too late": []}
         for what, key, ranks in table.told:
-            if self._rank in ranks:
-                told[what].append(key)
-        self._kept.lose(told["too late"])
+            told[what] += (key,) if self._rank in ranks else ()
+        if told["too late"]:
+            self._kept.lose(told["too late"])
         if finished or own_rows or self._kept.lost:
             rows[:0] = self._kept.complete(row for owner, row in finished if owner not in places)  # taken earlier
             later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
@@ -261,11 +270,10 @@ class Rounds:
         self.table.resize(frozenset(members), frozenset(lost))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the shared state as JSON values, from which a joining rank can continue with the others."""
+        # as JSON values, for a joining rank
         return {"table": encoded(self.table)}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Take over the shared state. This rank's outbox is kept."""
         self.table = decoded(snapshot["table"])
         self._kept.lose([key for key in self._kept.own if key not in self.table.cells])
 
@@ -277,7 +285,6 @@ class Rounds:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that this rank posted is finished."""
         return not self.outbox.waiting and not any(True for _ in self.own_open())
 
     def own_open(self) -> Iterable[Key]:

@@ -69,7 +69,6 @@ class Table:
 
     @property
     def open(self) -> Mapping[Owner, None]:
-        """The open rows, in the order in which they came."""
         return self.placing.open
 
     def is_new(self, key: Key) -> bool:
@@ -101,7 +100,6 @@ class Table:
             self.ranks.note(of_serial, ranks, serial, self.round, known.step)
 
     def recall(self, row: Owner) -> None:
-        """Make cells of a row that is remembered."""
         self.placing.restore(self.memory.pop(row), self.round)
 
     # Ranks come and go
@@ -123,7 +121,8 @@ class Table:
     def leave(self, ranks: Ranks) -> None:
         """Record that ranks contribute nothing more; rows that are flagged only for them are written once more."""
         if not ranks <= self.ranks.closed:
-            self.ranks.close(ranks)
+            self.ranks.closed |= ranks
+            self.ranks.version += 1
             for row in self.memory.flagged_for(self.ranks.closed):
                 self.recall(row)
             self._reopen_changed()
@@ -236,7 +235,6 @@ class Conclusion:
                 break
 
     def _ready(self) -> list[tuple[int, Owner]]:
-        """Return the finished open rows, each with its serial."""
         ready: dict[Owner, int] = {}
         rows = self._candidates()
         while rows:
@@ -291,7 +289,7 @@ class Conclusion:
             # not the ranks that have logged other values of its row, and then another call, or have passed its step
             others = [self._placing.cells[other] for other in self._placing.rows[cell.row].values()]
             givers = NOBODY.union(*{other.ranks for other in others}) - cell.ranks
-            beside = self._ranks.passed(givers, max(other.serial for other in others)) if givers else NOBODY
+            beside = self._ranks.latest.later(givers, max(other.serial for other in others)) if givers else NOBODY
             if key.step is not None:
                 beside |= self._ranks.beyond(key.step)
         return self._ranks.awaited(key.name, cell.ranks, cell.serial, beside=beside)
@@ -321,7 +319,8 @@ class Conclusion:
         known, here = self._placing.with_axes(row) if self._table.axes else self._placing.calls[row], []
         for key in self._placing.rows[row].values():
             cell = self._placing.cells[key]
-            if cell.stale and cell.shown is None and self._ranks.others(key.name, cell.ranks):
+            usual = self._ranks.usual.get(key.name, NOBODY) & self._ranks.members
+            if cell.stale and cell.shown is None and usual - cell.ranks - self._ranks.silent.keys():
                 self._table.told.append(("too late", key, cell.ranks))
                 cell.shown, cell.at = cell.ranks, row
             elif cell.at in (None, row) or cell.shown != cell.ranks or cell.flagged:  # not elsewhere, and right

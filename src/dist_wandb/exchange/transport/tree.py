@@ -75,7 +75,6 @@ class TreeGroup(Group):
             self._hand_down(piece, deadline)
 
     def _hand_down(self, numbers: torch.Tensor, deadline: float) -> None:
-        """Send the numbers of member 0 to all others, in place."""
         for group in reversed(self._groups):
             group.receive_from_first(numbers, deadline)
 
