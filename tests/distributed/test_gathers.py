@@ -224,7 +224,7 @@ def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
 def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
-    limit(attachments, _MOST_KEPT=8 * SMALL)
+    limit(attachments, MOST_KEPT=8 * SMALL)
     unit = ranks(2, kind=UnitExchange)
     for step in range(11):
         unit.log(0, {"table": table(0)}, step)
@@ -242,7 +242,7 @@ def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
 def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
     ranks: Callable[..., Ranks], limit: Limit
 ) -> None:
-    limit(attachments, _MOST_KEPT=0)
+    limit(attachments, MOST_KEPT=0)
     unit = ranks(3, limits=HASTY)
     unit.write_all(lambda rank: {"loss": 1.0, "table": table(rank)}, 0)
     stall = Stall()

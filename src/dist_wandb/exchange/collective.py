@@ -30,7 +30,6 @@ from typing import cast
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import (
     WITHOUT_FINISH,
-    Demand,
     Exchange,
     Flush,
     Hooks,
@@ -121,7 +120,7 @@ class CollectiveExchange(Exchange):
         lifecycle.has_failed = lifecycle.has_failed or failed
         limit = min(self._limit(timeout), grace_of_failed(self._limits) if failed else math.inf)
         self._worker.late_from = time.monotonic() + limit / 2
-        self._ask(Demand.CLOSE)
+        self._ask()
         try:
             ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
             if self._await_end(ended, limit) and not failed and not lifecycle.is_stopped:
@@ -183,13 +182,13 @@ class CollectiveExchange(Exchange):
         """Whether the exchange has ended without any other rank having opened a session."""
         return self._worker.participation.attendance.is_only_one and self._lifecycle.ended.is_set()
 
-    def _ask(self, demand: Demand) -> None:
-        super()._ask(demand)
+    def _ask(self, *, stop: bool = False) -> None:
+        super()._ask(stop=stop)
         self._worker.inbox.wake()
 
     def _stop(self, interrupt: KeyboardInterrupt | None = None) -> None:
         """Wait for no other rank any longer, and until what is left is written: see `write_rest`."""
-        self._ask(Demand.STOP)
+        self._ask(stop=True)
         try:
             write_rest(self._lifecycle, self._worker.turns.left, self._rank, interrupt)
         finally:

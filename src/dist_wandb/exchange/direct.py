@@ -32,7 +32,6 @@ from queue import Empty, SimpleQueue
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import (
     DEVICE_POLL_INTERVAL,
-    Demand,
     Exchange,
     Flush,
     Hooks,
@@ -170,12 +169,12 @@ class DirectExchange(Exchange):
         return self._thread in self._unstarted or not (self.unwritten or any(self._rows.writer.lost.values()))
 
     def _end(self, interrupt: KeyboardInterrupt | None = None) -> None:
-        self._ask(Demand.CLOSE)
+        self._ask()
         if self._thread not in self._unstarted:
             try:
                 write_rest(self._lifecycle, self._left, self._rank, interrupt)
             finally:
-                self._lifecycle.ask(Demand.STOP)
+                self._lifecycle.is_stopped = True
             return
         self._write(_END_OF_ROW)
         if interrupt is not None:
@@ -184,8 +183,8 @@ class DirectExchange(Exchange):
     def _left(self) -> int:
         return sum(isinstance(item, Contribution) for item in self._waiting.copy())
 
-    def _ask(self, demand: Demand) -> None:
-        super()._ask(demand)
+    def _ask(self, *, stop: bool = False) -> None:
+        super()._ask(stop=stop)
         self._awake.put(None)
 
     # On the thread
@@ -274,10 +273,10 @@ class WatchingExchange(Exchange):
             return True
         lifecycle, limit = self._lifecycle, self._limit(timeout)
         lifecycle.has_failed = failed
-        self._ask(Demand.CLOSE)
+        self._ask()
         limit = min(limit, grace_of_failed(self._limits)) if failed else limit
         is_set_within(lifecycle.ended, limit, lambda: False)
-        self._ask(Demand.STOP)
+        self._ask(stop=True)
         has_ended = ends(lifecycle, lambda: 0, self._rank)
         if self._has_rows and lifecycle.successor is None and (failure := self._hooks.failure()):
             _log.warning(

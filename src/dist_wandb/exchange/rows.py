@@ -242,7 +242,7 @@ class Posting:
             call = call or rounds.outbox.post(names, lanes, step, x, now, own)
             for key in call.cells() if others else ():
                 if key.name in others:
-                    self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
+                    self._rows.attachments.by_type[type(others[key.name])].keep(key, others[key.name])
         if self._writer.label is not None and not self._writes and (row := self._under_label(mine, {**axes, **lacked})):
             self._rows.act(contribution.follows)
             self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not self._is_open)
@@ -283,7 +283,7 @@ class Posting:
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
                 unit[name] = number_of(value) if self._is_first else NO_NUMBER
             elif isinstance(value, ATTACHED):
-                others[self._rows.attachments.of(value).series(name, value, rounds.table.names)] = value
+                others[self._rows.attachments.by_type[type(value)].series(name, value, rounds.table.names)] = value
             elif self._writes:
                 mine[name] = value
         if unit or others:

@@ -31,7 +31,7 @@ from contextlib import suppress
 from operator import itemgetter
 from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Flush
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Flush
 from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.contributors import NEVER
@@ -297,11 +297,11 @@ class Turns:
             left = self._pacer.left(time.monotonic(), oldest, awaits=self._awaits, is_flushing=bool(inbox.flushes))
             if left <= 0 or len(waiting) >= _MANY:
                 break
-            if waiting and lifecycle.demand is Demand.NONE:  # further calls do not wake this thread
-                inbox.linger(left, is_open=lambda: lifecycle.demand is Demand.NONE)
+            if waiting and not lifecycle.is_closing:  # further calls do not wake this thread
+                inbox.linger(left, is_open=lambda: not lifecycle.is_closing)
             elif not inbox.drain(left):
                 break
-        awaits_device = lifecycle.demand is Demand.CLOSE and inbox.computing and not has_more
+        awaits_device = lifecycle.is_closing and not lifecycle.is_stopped and inbox.computing and not has_more
         inbox.drain(self._context.limits.linger if awaits_device else 0.0)
         rounds.intent = Intent.OPEN
         if inbox.is_empty:

@@ -106,7 +106,7 @@ class Attachment(ABC):
         self._contributions = contributions
         self._lost = contributions.lost
         self._rank = contributions.rank
-        self._values: dict[Key, tuple[dict[str, Any], int]] = {}  # merged, and the numbers of contributors
+        self.values: dict[Key, tuple[dict[str, Any], int]] = {}  # merged, and the numbers of contributors
         self._notices = Notices()
 
     @abstractmethod
@@ -144,10 +144,6 @@ class Attachment(ABC):
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         pass
 
-    def pop_values(self, key: Key) -> tuple[dict[str, Any], int]:
-        """Remove and return the merged values by their names in the row, and the number of contributors."""
-        return self._values.pop(key, ({}, 0))
-
 
 class Attachments:
     """One rank's part in merging all attachments; for its methods, see `Attachment`."""
@@ -155,21 +151,18 @@ class Attachments:
     def __init__(self, contributions: Contributions, by_type: Mapping[type, Attachment], *, merges: bool) -> None:
         self.contributions = contributions
         self._merges = merges  # whether this rank writes the merged values
-        self._by_type = by_type
+        self.by_type: Mapping[type, Attachment] = by_type
         self._by_kind = {kind: attachment for attachment in by_type.values() for kind in attachment.kinds}
         self._written: dict[Key, tuple[int, int]] = {}  # how many ranks have contributed to it, and to its value
         self._notices = Notices()
 
-    def of(self, value: Any) -> Attachment:
-        return self._by_type[type(value)]
-
     def alone(self, name: str, value: Any) -> dict[str, Any]:
         """Return the values of this rank alone, by their names in the row; the value may be of any type."""
-        attachment = self._by_type.get(type(value))
+        attachment = self.by_type.get(type(value))
         return {name: value} if attachment is None else attachment.alone(name, value)
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> None:
-        for attachment in self._by_type.values():
+        for attachment in self.by_type.values():
             attachment.settle(outbox, known)
 
     def needs_primary(self, series: str) -> bool:
@@ -180,7 +173,7 @@ class Attachments:
         """Return which of the finished cells to exchange now, by attachment; equal on all ranks."""
         if not (has_primary or self._merges):
             return []
-        due = [(one, [key for key in keys if self._of(key.name) is one]) for one in self._by_type.values()]
+        due = [(one, [key for key in keys if self._of(key.name) is one]) for one in self.by_type.values()]
         return [(one, found) for one, found in due if found]
 
     def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int]:
@@ -191,7 +184,7 @@ class Attachments:
         attachment = self._of(key.name)
         if attachment is None:
             return {}, 0
-        values, contributors = attachment.pop_values(key)
+        values, contributors = attachment.values.pop(key, ({}, 0))
         missing = ranks - contributors  # from ranks that were lost meanwhile, or are too late
         if missing > 0 and corrects:
             before, written = self._written.get(key, (0, contributors))

@@ -81,10 +81,10 @@ class FusedGathers(Attachment):
         received = [self._apart(bytes(data), len(keys)) for data in group.collect(framed(*sent))]
         if self._merges and received:
             for key, *blobs in zip(keys, *received, strict=True):
-                self._values[key] = self._whole(key, [blob for blob in blobs if blob])
+                self.values[key] = self._whole(key, [blob for blob in blobs if blob])
         elif self._merges:  # into a run of its own: the first rank's has the value
             for key, column in zip(keys, zip(*amounts, strict=True), strict=True):
-                self._values[key] = {}, sum(map(any, column))
+                self.values[key] = {}, sum(map(any, column))
 
     def _amounts(self, text: bytes, number: int) -> list[list[int]]:
         """Return a rank's amounts for each cell; zeros if they are malformed, with the same result on all ranks."""

@@ -133,7 +133,7 @@ class FusedMetrics(Attachment):
             for key, layout, one, *parts in zip(keys, layouts, reduced, *columns, strict=True):
                 is_here = has_blobs >= layout.has_blob and has_more >= one.needs_more
                 if one.contributors:  # otherwise their ranks were lost meanwhile: a metric without data may be NaN
-                    self._values[key] = self._computed(key, one, *parts) if is_here else {}, one.contributors
+                    self.values[key] = self._computed(key, one, *parts) if is_here else {}, one.contributors
 
     def _in_full(self, key: Key) -> bytes:
         snapshot = self._contributions.get(key)

@@ -57,7 +57,7 @@ class Memory:
         self._most = most  # cells that are kept
         self._count = 0  # cells of all rows
         self._rows: dict[Owner, tuple[Any, ...]] = {}  # the oldest first
-        self._index: dict[tuple[str, int | None, int], Owner] = {}  # cells to which ranks may add
+        self.index: dict[tuple[str, int | None, int], Owner] = {}  # cells to which ranks may add
         self._stale: dict[tuple[str, int], int] = {}  # the largest forgotten step, by name and occurrence
 
     def add(self, row: Remembered) -> None:
@@ -66,7 +66,7 @@ class Memory:
         is_partial = False
         for name, occurrence, those in zip(names, occurrences, ranks, strict=True):
             if len(those) < self.size:
-                self._index[name, step, occurrence] = owner
+                self.index[name, step, occurrence] = owner
                 is_partial = True
         if not is_partial:
             return
@@ -90,19 +90,15 @@ class Memory:
     def pop(self, owner: Owner) -> Remembered:
         row = self._row(owner)
         for key in row.keys:
-            if self._index.get(key) == owner:
-                del self._index[key]
+            if self.index.get(key) == owner:
+                del self.index[key]
         del self._rows[owner]
         self._count -= len(row.ranks)
         return row
 
-    def row_of(self, key: Key) -> Owner | None:
-        """Return the row of a cell, if some rank may add to it."""
-        return self._index.get(key)
-
     def ranks_of(self, key: Key) -> Ranks | None:
         """Return the contributors to a cell, if some rank may add to it."""
-        owner = self._index.get(key)
+        owner = self.index.get(key)
         if owner is None:
             return None
         names, *_, ranks, _, _, _ = self._rows[owner]

@@ -219,7 +219,10 @@ def _from(first: Party, table: Table, parties: Sequence[Party], axes: frozenset[
             return None
         if any(name in party.names and not party.ranks <= those for party in parties):
             return None  # another rank offers it in a later call
-        number = next((at for at in range(number) if not table.is_new(rows.key(index, at))), number)
+        for at in range(number):
+            if (key := rows.key(index, at)) in table.cells or key in table.memory.index:  # not the first of a cell
+                number = at
+                break
         lacks[index] = ranks.lacking(name, those, table.round + 1)
     if not number:
         return None

@@ -260,7 +260,11 @@ class Rounds:
             lost=tuple(told["too late"]),
             silent=tuple(told["gave up"]),
             differing=tuple(plan.differing),
-            uneven=table.uneven() if is_closed else {},
+            uneven={
+                name: counts
+                for name, counts in (table.counts.items() if is_closed else ())
+                if len({*counts.values()}) > 1 and name not in table.axes
+            },
         )
 
     # Between rounds, on all ranks

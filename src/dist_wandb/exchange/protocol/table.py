@@ -71,10 +71,6 @@ class Table:
     def open(self) -> Mapping[Owner, None]:
         return self.placing.open
 
-    def is_new(self, key: Key) -> bool:
-        """Return whether no rank has contributed to a cell, as far as is remembered."""
-        return key not in self.cells and self.memory.row_of(key) is None
-
     def unwritten(self) -> Iterator[Key]:
         rows, cells = self.placing.rows, self.cells
         return (key for row in self.open for key in rows[row].values() if cells[key].shown != cells[key].ranks)
@@ -86,7 +82,7 @@ class Table:
         self.serial += 1
         names: dict[int, list[str]] = {}
         for key in known.keys:
-            row, cells = self.memory.row_of(key), self.placing.cells
+            row, cells = self.memory.index.get(key), self.placing.cells
             if row is not None:
                 self.recall(row)
             if key not in cells:
@@ -148,11 +144,6 @@ class Table:
     def missing(self, cell: Cell) -> Ranks:
         """Return the ranks that a cell lacks; who left without giving it has nothing to give."""
         return cell.lacks - cell.ranks - self.ranks.closed if cell.lacks else NOBODY
-
-    def uneven(self) -> dict[str, dict[int, int]]:
-        """Return `counts` of names that ranks have logged unequally often; no x axes, which belong to their calls."""
-        counts = self.counts.items()
-        return {name: those for name, those in counts if len({*those.values()}) > 1 and name not in self.axes}
 
     def close(self, row: Owner) -> None:
         if row in self.memory:
