@@ -67,8 +67,7 @@ class Reports(Notices):
         self._events.setdefault(kind, _Event(0.0)).last = self._clock()
         return True
 
-    def expect(self, kind: str) -> None:
-        """Do not report the next event of a kind: another message covers it."""
+    def expect(self, kind: str) -> None:  # another message covers its next event
         self._begin(kind)
 
     def _begin(self, kind: str) -> _Event:
@@ -157,8 +156,7 @@ class Attendance:
             )
         return absent
 
-    def _speaks(self, generation: Generation) -> bool:
-        """Return whether this rank reports for all members of a generation."""
+    def _speaks(self, generation: Generation) -> bool:  # for all members
         return generation.members[0] == self._context.unit.index
 
     def _why(self, presence: Presence, index: int, before: Generation | None, generation: Generation) -> str:
@@ -258,7 +256,6 @@ class Messages:
         )
 
     def _late(self, outcome: Outcome) -> None:
-        """Warn of cells that others gave up, and of those written before: corrected, or not if they are forgotten."""
         rank, reports, late, lost = self._context.rank, self._context.reports, outcome.late, outcome.lost
         within = self._context.limits.peer_timeout
         reports.values(
@@ -322,7 +319,6 @@ class Messages:
         self._context.warn("lost", f"what rank {self._context.rank} logged after {where} may be lost: {why}.")
 
     def primary_stays_away(self, limit: float, kept_after: str) -> None:
-        """Warn at the end that the rank that writes has not returned within `limit` seconds for rows kept for it."""
         self._context.warn(
             "lost",
             f"what rank {self._context.rank} logged after {kept_after} may be lost: rank "

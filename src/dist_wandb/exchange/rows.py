@@ -14,8 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions
-from dist_wandb.exchange.attachments.gathers import FusedGathers
+from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions, FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Call, Names, Outbox, series_of
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of

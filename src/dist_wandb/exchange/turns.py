@@ -158,7 +158,8 @@ class Pacer:
         self._has_taken = True
         self._last_end = now
         self._last_round = now
-        self._rounds: deque[tuple[int, float]] = deque()  # number and time
+        self._active = 0.0  # seconds in which the exchange did not stand still
+        self._rounds: deque[tuple[int, float]] = deque()  # number, and these seconds until then
         self._settled_since: float | None = None
 
     def left(self, now: float, oldest: float | None, *, awaits: bool, is_flushing: bool) -> float:
@@ -189,32 +190,21 @@ class Pacer:
         Returns the latest rounds whose cells, and all cells opened before them, are overdue, for new names and for all;
         `NEVER` if there are none.
         """
-        overdue = NEVER, NEVER
+        self._active += min(now - self._last_round, _STANDSTILL_HEARTBEATS * self._limits.heartbeat)
+        self._last_round = now
         if oldest is None:
             self._rounds.clear()
-        else:
-            stood_still = now - self._last_round - _STANDSTILL_HEARTBEATS * self._limits.heartbeat
-            if stood_still > 0:
-                self._move_rounds(stood_still)
-            if not self._rounds or now - self._rounds[-1][1] >= _APART:
-                self._rounds.append((number, now))
-            while len(self._rounds) > 1 and self._rounds[1][0] <= oldest:
-                self._rounds.popleft()
-            since_new, since_all = now - self.new_name_patience, now - self.patience
-            overdue = self._last_before(since_new), self._last_before(since_all)
-        self._last_round = now
-        return overdue
-
-    def _last_before(self, since: float) -> int:
-        index = bisect_right(self._rounds, since, key=itemgetter(1))
-        return self._rounds[index - 1][0] if index else NEVER
-
-    def _move_rounds(self, seconds: float) -> None:
-        self._rounds = deque((number, at + seconds) for number, at in self._rounds)
+            return NEVER, NEVER
+        if not self._rounds or self._active - self._rounds[-1][1] >= _APART:
+            self._rounds.append((number, self._active))
+        while len(self._rounds) > 1 and self._rounds[1][0] <= oldest:
+            self._rounds.popleft()
+        patience = self._active - self.new_name_patience, self._active - self.patience
+        of_new, of_all = (bisect_right(self._rounds, since, key=itemgetter(1)) for since in patience)
+        return self._rounds[of_new - 1][0] if of_new else NEVER, self._rounds[of_all - 1][0] if of_all else NEVER
 
     def exclude(self, seconds: float) -> None:
         """Exclude a time in which no rank could contribute, though none was silent."""
-        self._move_rounds(seconds)
         self._last_round += seconds
 
     def is_held_up(self, now: float) -> bool:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.attachments import Attachments, Contributions
-from dist_wandb.exchange.attachments.gathers import FusedGathers
+from dist_wandb.exchange.attachments import Attachments, Contributions, FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import NUMBER, Key, Series, is_attached, series_of
 from dist_wandb.payloads.gathers import Gathered

@@ -28,8 +28,7 @@ from PIL import Image
 from processes import wait_until
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments import Contributions
-from dist_wandb.exchange.attachments.gathers import FusedGathers
+from dist_wandb.exchange.attachments import Contributions, FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport import members_of
 from dist_wandb.job.model import Topology
