@@ -25,7 +25,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import cast
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import (
@@ -245,11 +244,10 @@ class Worker:
             self._hooks = Hooks()
             self._context.rows.writing.global_rank_of = int
 
-    # Together
-
     def _take_part(self) -> None:
         """Go through generations until all participating ranks have closed and all their values are finished."""
-        hooks, generation = self._hooks, cast("Generation | None", None)
+        hooks = self._hooks
+        generation: Generation | None = None
         has_rows = lambda: self.inbox.was_used and not self._context.lifecycle.has_failed  # noqa: E731
         patience = min(self._context.limits.peer_timeout, self._context.limits.flush_timeout / 2)
         situation = Situation(hooks, self.turns.is_due, patience, has_rows)
@@ -343,8 +341,6 @@ class Worker:
         is_full = is_held_up and self.turns.backlog > self._context.limits.max_pending_rows
         return is_full or self.participation.is_broken()
 
-    # Alone
-
     def _continue_alone(self) -> None:
         lifecycle = self._context.lifecycle
         lifecycle.phase = Phase.ALONE
@@ -368,7 +364,12 @@ class Worker:
             if not self._context.rows.writes:
                 self._may_have_lost(len(self._rounds.outbox.waiting))
                 self._rounds.outbox.waiting.clear()
-        self.cycle.write_all()
+        self.cycle.write_due()
+        while self._rounds.busy and not self._context.rows.writing.is_over:
+            outcome = self.cycle.round()
+            if outcome.closed or not (outcome.more or outcome.taken):
+                break
+        self.cycle.has_more = False
 
     def _may_have_lost(self, rows: int, kept_after: str = "") -> None:
         self._context.lifecycle.may_have_lost = True

@@ -71,7 +71,7 @@ class Cycle:
         learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
         together = {json.dumps(row): decoded(row) for greeting in greetings for row in greeting["due"]}
         self._exchange(group, list(together.values()))
-        self._write_due()
+        self.write_due()
 
     def round(self, *, regroup: bool = False) -> Outcome:
         """Take part in one round, and do the work that follows from it; `regroup` requests a new generation."""
@@ -89,7 +89,7 @@ class Cycle:
             contributions.passed()
         outcome = self._unpack(plan, Checkpoint(rounds.table.round + 1, offers, sums, maxima))
         self._exchange(group, self._due)
-        self._write_due()
+        self.write_due()
         # the end of the next round, which releases what is not kept for late ranks, should come at once
         self.has_more = outcome.more or contributions.bytes_sent > 2 * MOST_KEPT
         return outcome
@@ -108,15 +108,15 @@ class Cycle:
         for row in rows:
             if attached := attached_among(row.names):
                 keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached]
-        if keys:
-            for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
+        if keys and (self.has_primary or own.writes):
+            for attachment, due in own.attachments.due(keys):
                 began = time.monotonic()
                 attachment.exchange(due, group)
                 self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
         if of_spreads := own.spreads.due(rows):
             own.spreads.exchange(of_spreads, group)
 
-    def _write_due(self) -> None:
+    def write_due(self) -> None:
         own, rows, self._due = self._context.rows, self._due, ()
         if rows and not own.writes and not self.has_primary:
             if len(self.kept) + len(rows) > _MOST_KEPT:
@@ -177,16 +177,6 @@ class Cycle:
         self.group, self._members = Group(), (self._context.unit.index,)
         if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
             self._rounds.side_data.axes = self._context.rows.axes()
-        self.has_more = False
-
-    def write_all(self) -> None:
-        """Finish and write everything that this rank has, until it is given up; for a rank that is alone."""
-        self._write_due()
-        rounds = self._rounds
-        while rounds.busy and not self._context.rows.writing.is_over:
-            outcome = self.round()
-            if outcome.closed or not (outcome.more or outcome.taken):
-                break
         self.has_more = False
 
 
@@ -279,8 +269,8 @@ class Participation:
             ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self._cycle.kept))
             state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
             return membership.admit(generation, self._cycle.checkpoint, state)
-        following = membership.await_next(generation, self._context.limits.peer_timeout)
-        return following or self.recover(generation)
+        generations, within = membership.generations, self._context.limits.peer_timeout
+        return membership.until(lambda: generations.following(generation), within) or self.recover(generation)
 
     def leave(self, *, delivered: bool, is_closed: bool) -> None:
         """Announce that this rank leaves, after the last round of all (`is_closed`) or before it: see `Membership`."""

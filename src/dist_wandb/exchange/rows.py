@@ -374,7 +374,7 @@ class Rows:
         metrics = FusedMetrics(contributions, merges=self.writes)
         gathers = FusedGathers(contributions, merges=self.writes)
         by_type = {Snapshot: metrics, Gathered: gathers}
-        self.attachments: Attachments = Attachments(contributions, by_type, merges=self.writes)
+        self.attachments: Attachments = Attachments(contributions, by_type)
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
         self.posting: Posting = Posting(self, per_rank, is_first=not index)
         self.writing: Writing = Writing(self)

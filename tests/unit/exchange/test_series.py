@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +19,7 @@ NAMES = st.text(st.characters(exclude_characters="\0"))
 def attachments(*, writes: bool) -> Attachments:
     own = Contributions(1, Counter())
     by_type = {Snapshot: FusedMetrics(own, merges=writes), Gathered: FusedGathers(own, merges=writes)}
-    return Attachments(own, by_type, merges=writes)
+    return Attachments(own, by_type)
 
 
 def key(series: Series) -> Key:
@@ -34,16 +33,10 @@ def test_the_series_of_a_number_is_its_name(name: str) -> None:
     assert not is_attached(name)
 
 
-@pytest.mark.parametrize(
-    ("writes", "has_primary", "kinds"),
-    [(True, True, "mti"), (False, True, "mti"), (False, False, "")],
-    ids=["primary", "with the primary", "without it"],
-)
-def test_attachments_wait_for_the_primary(writes: bool, has_primary: bool, kinds: str) -> None:
+def test_attachments_are_exchanged_by_kind() -> None:
     metric, table, images = (key(Series(kind[0], kind)) for kind in ("metric", "table", "images"))
-    due = attachments(writes=writes).due([table, metric, key(Series("loss")), images], has_primary=has_primary)
-    assert "".join(one.name[0] for _, keys in due for one in keys) == kinds
-    assert [attachment.kinds[0] for attachment, _ in due] == ["metric", "table"][: len(due)]  # type: ignore[index]
+    due = attachments(writes=True).due([table, metric, key(Series("loss")), images])
+    assert [keys for _, keys in due] == [[metric], [table, images]]
 
 
 def test_only_a_metric_needs_the_primarys_own_part() -> None:

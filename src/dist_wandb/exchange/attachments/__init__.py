@@ -20,10 +20,11 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.protocol.calls import Key, Outbox, Series, is_attached, series_of
+from dist_wandb.exchange.protocol.calls import Key, Outbox, Series, series_of
 from dist_wandb.exchange.transport import Group
 from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices
@@ -160,9 +161,8 @@ class Attachment(ABC):
 class Attachments:
     """One rank's part in merging all attachments; for its methods, see `Attachment`."""
 
-    def __init__(self, contributions: Contributions, by_type: Mapping[type, Attachment], *, merges: bool) -> None:
+    def __init__(self, contributions: Contributions, by_type: Mapping[type, Attachment]) -> None:
         self.contributions = contributions
-        self._merges = merges  # whether this rank writes the merged values
         self.by_type: Mapping[type, Attachment] = by_type
         self._by_kind = {kind: attachment for attachment in by_type.values() for kind in attachment.kinds}
         self._written: dict[Key, tuple[int, int]] = {}  # how many ranks have contributed to it, and to its value
@@ -178,13 +178,10 @@ class Attachments:
             attachment.settle(outbox, known)
 
     def needs_primary(self, series: str) -> bool:
-        attachment = self._of(series)
-        return attachment is not None and attachment.needs_own_part
+        return bool((attachment := self._of(series)) and attachment.needs_own_part)
 
-    def due(self, keys: Sequence[Key], *, has_primary: bool) -> list[tuple[Attachment, list[Key]]]:
-        """Return which of the finished cells to exchange now, by attachment; equal on all ranks."""
-        if not (has_primary or self._merges):
-            return []
+    def due(self, keys: Sequence[Key]) -> list[tuple[Attachment, list[Key]]]:
+        """Return the finished cells that have attachments, by these; equal on all ranks."""
         due = [(one, [key for key in keys if self._of(key.name) is one]) for one in self.by_type.values()]
         return [(one, found) for one, found in due if found]
 
@@ -217,7 +214,7 @@ class Attachments:
         return values, max(0, missing) if values else 0
 
     def _of(self, series: str) -> Attachment | None:
-        return self._by_kind.get(series_of(series).kind) if is_attached(series) else None
+        return self._by_kind.get(series_of(series).kind)
 
 
 class FusedGathers(Attachment):
@@ -282,7 +279,8 @@ class FusedGathers(Attachment):
         """Return a rank's amounts for each cell; zeros if they are malformed, with the same result on all ranks."""
         try:
             amounts = json.loads(text)
-            if len(amounts) == number and all(_is_amount(amount) for amount in amounts):
+            are_known = all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in chain(*amounts))
+            if are_known and [*map(len, amounts)] == [len(_amount(None))] * number:
                 return list(amounts)
         except (ValueError, TypeError, RecursionError):
             pass
@@ -345,8 +343,3 @@ def _shares(parts: Sequence[Part]) -> str:
 def _amount(own: Encoded | None) -> tuple[int, int, int]:
     """Return a rank's number of items for a cell, their bytes, and its limit for the items of all ranks."""
     return (0, 0, 0) if own is None else (len(own.items), own.size, own.limit)
-
-
-def _is_amount(amount: Any) -> bool:
-    parts = isinstance(amount, list) and len(amount) == len(_amount(None))
-    return parts and all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in amount)

@@ -228,7 +228,7 @@ class Membership:
         for term in itertools.count():
             if self.generations.is_elected(number, term):
                 break
-            claimed = self._until(lambda: self.generations.get(number), interval(_TERM, self._unit.size))
+            claimed = self.until(lambda: self.generations.get(number), interval(_TERM, self._unit.size))
             if claimed is not None:
                 return claimed
         return claim()
@@ -268,7 +268,7 @@ class Membership:
             return self.claim(following, generation)
 
         patience = within if is_first else within + _TERM
-        return self._until(claimed, patience) or self.elected(generation.number + 1, claim)
+        return self.until(claimed, patience) or self.elected(generation.number + 1, claim)
 
     def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
@@ -292,10 +292,6 @@ class Membership:
         following = Generation(generation.number + 1, members, joining, checkpoint.round, index)
         return self.claim(following, generation)
 
-    def await_next(self, generation: Generation, within: float) -> Generation | None:
-        """Wait for the next generation; return `None` if no rank claims it in time."""
-        return self._until(lambda: self.generations.following(generation), within)
-
     def join(self, generation: Generation, within: float) -> Generation:
         """Return the newest generation if this rank is a member, or a later one that it requests to join.
 
@@ -305,7 +301,7 @@ class Membership:
             if self.has_ended(generation):
                 raise Over
             self.generations.join_requests(generation).append(self.presence.own_arrival())
-            following = self._until(functools.partial(self._next_or_over, generation), within)
+            following = self.until(functools.partial(self._next_or_over, generation), within)
             if following is None:
                 raise RendezvousError(
                     f"Rank {self._unit.global_rank} asked to take part again, but no other rank answered within "
@@ -347,5 +343,5 @@ class Membership:
                 self.generations.mark_broken(left)
             left = self.generations.following(left)
 
-    def _until(self, query: Callable[[], Generation | None], within: float) -> Generation | None:
+    def until(self, query: Callable[[], Generation | None], within: float) -> Generation | None:
         return poll_until_stopped(query, within, self._is_stopped, self._unit.size)

@@ -68,13 +68,18 @@ class Generation:
 
     def as_list(self) -> list[Any]:
         members, joined, lost = (spans_of(ranks) for ranks in (self.members, self.joined, self.lost))
-        return [members, joined, self.last_round, self.source, lost, _packed(self.gone), blocks_of(self.nodes)]
+        alike: dict[tuple[str, int], list[int]] = {}  # ranks that left alike, as far apart in the job and the unit
+        for index, departure in self.gone.items():
+            alike.setdefault((departure.how, departure.global_rank - index), []).append(index)
+        gone = [[how, shift, spans_of(indices)] for (how, shift), indices in alike.items()]
+        return [members, joined, self.last_round, self.source, lost, gone, blocks_of(self.nodes)]
 
     @classmethod
     def from_list(cls, number: int, stored: Sequence[Any]) -> Generation:
         members, joined, last_round, source, lost, gone, nodes = stored
         members, joined, lost = (tuple(numbers_in(ranges)) for ranges in (members, joined, lost))
-        return cls(number, members, joined, last_round, source, lost, _unpacked(gone), tuple(values_in(nodes)))
+        departures = {at: Departure(how, at + shift) for how, shift, ranges in gone for at in numbers_in(ranges)}
+        return cls(number, members, joined, last_round, source, lost, departures, tuple(values_in(nodes)))
 
 
 class GenerationStore:
@@ -133,18 +138,6 @@ class GenerationStore:
     def state(self, generation: Generation) -> dict[str, Any]:
         state: dict[str, Any] = self._keys.wait_get(f"state/{generation.number}", "the unit")
         return state
-
-
-def _packed(gone: Mapping[int, Departure]) -> list[Any]:
-    """Group ranks that have left in the same way, with the same distance between their indices in job and unit."""
-    alike: dict[tuple[str, int], list[int]] = {}
-    for index, departure in gone.items():
-        alike.setdefault((departure.how, departure.global_rank - index), []).append(index)
-    return [[how, shift, spans_of(indices)] for (how, shift), indices in alike.items()]
-
-
-def _unpacked(stored: Sequence[Any]) -> dict[int, Departure]:
-    return {index: Departure(how, index + shift) for how, shift, ranges in stored for index in numbers_in(ranges)}
 
 
 class Arrival(NamedTuple):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count, islice, zip_longest
+from itertools import chain, islice, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -149,7 +149,6 @@ class Plan:
         table, cells, ranks = self._table, segment.cells, segment.ranks
         names, counts = segment.rows.names, tuple(map(len, ranks))
         missing, wide, high = len(NOBODY.union(*segment.lacks.values())), SUMS * len(names), MAXIMA * len(names)
-        is_without_axes = len(cells) == len(names)
         start = segment.starts.get(self.party.lowest) if self.party else None
         owner, owner_start = next(iter(segment.starts.items()))
         first = table.taken.get(owner, 0) + owner_start
@@ -163,8 +162,16 @@ class Plan:
             axes = _axes([names[at] for at in segment.axes], sums) if segment.axes else {}
             _, occurrences, step, _, x, *_ = segment.rows.from_call(index)
             row = Row(names, occurrences, step, x, lanes, axes, counts, missing, serial=table.serial)
-            if not is_without_axes:
-                row = _without_axes(row, cells)
+            if len(cells) < len(names):  # without x axes
+                row = row._replace(
+                    names=tuple([names[cell] for cell in cells]),
+                    occurrences=tuple([occurrences[cell] for cell in cells]),
+                    lanes=(
+                        [lanes[0][lane * len(names) + cell] for lane in range(SUMS) for cell in cells],
+                        [lanes[1][lane * len(names) + cell] for lane in range(MAXIMA) for cell in cells],
+                    ),
+                    ranks=tuple([counts[cell] for cell in cells]),
+                )
             if segment.lacks:
                 lacks = [segment.lacks.get(cell, NOBODY) for cell in cells]
                 givers = [ranks[cell] for cell in cells]
@@ -264,21 +271,37 @@ def _chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> lis
     """Return the calls that go into the table, in order, and take them."""
     if _all_wait(table, parties, axes):
         return []
-    calls = {party: list(_remaining(party, axes)) for party in parties}
-    groups = _groups(list(chain(*calls.values())))
+    calls: dict[Party, list[Taken]] = {party: [] for party in parties}
     givers: dict[Key, Ranks] = {}
-    for call in chain(*calls.values()):
-        for key in call.cells:
-            givers[key] = givers.get(key, NOBODY) | call.party.ranks
-    group_of = {(call.party, call.number): group for group in groups for call in group}
-    waiting = [group for group in groups if not _is_complete(group, table, givers)]
+    group_of: dict[Key, list[Taken]] = {}  # the calls that share cells, directly or not
+    for party, mine in calls.items():
+        for block in party.left:
+            cells, of_axes = cells_and_axes(block.names, axes)
+            at_axes = {block.names[at]: at for at in of_axes}
+            for first in map(block.from_call, range(block.number)):
+                keys = {Key(block.names[at], first.step, first.occurrences[at]): at for at in cells}
+                call = Taken(party, party.taken + len(mine), first, keys, at_axes)
+                mine.append(call)
+                joined = {id(group_of[key]): group_of[key] for key in keys if key in group_of}
+                group = max(joined.values(), key=len, default=[])
+                moved = [call, *chain(*(one for one in joined.values() if one is not group))]
+                group += moved
+                for one in moved:
+                    group_of.update(dict.fromkeys(one.cells, group))
+                givers.update((key, givers.get(key, NOBODY) | party.ranks) for key in keys)
+    waiting: list[list[Taken]] = []
+    for group in {id(one): one for one in group_of.values()}.values():
+        here, shared = NOBODY.union(*(call.party.ranks for call in group)), chain(*(call.cells for call in group))
+        is_old = any(call.number < call.party.old for call in group)
+        if not is_old and any(_awaited(table, key, givers[key], here) for key in dict.fromkeys(shared)):
+            waiting.append(group)
     while waiting:
         group = waiting.pop()
         while group:  # until it is empty: it may come again
             call = group.pop()
             mine, ahead = calls[call.party], call.number - call.party.taken
             later, mine[ahead:] = mine[ahead:], []
-            waiting += [group_of[other.party, other.number] for other in later]
+            waiting += [group_of[key] for other in later for key in islice(other.cells, 1)]
     for party, mine in calls.items():
         party.advance(len(mine))
     return [call for ahead in zip_longest(*calls.values()) for call in ahead if call is not None]
@@ -314,56 +337,6 @@ def _awaited(table: Table, key: Key, givers: Ranks, here: Ranks) -> Ranks:
     those, serial = (givers, table.serial + 1) if cell is None else (givers | cell.ranks, cell.serial)
     rest, _ = ranks.awaited(key.name, those, serial)
     return rest if key.name in ranks.usual else rest - here
-
-
-def _remaining(party: Party, axes: frozenset[str]) -> Iterator[Taken]:
-    number = count(party.taken)
-    for block in party.left:
-        cells, of_axes = cells_and_axes(block.names, axes)
-        at_axes = {block.names[at]: at for at in of_axes}
-        for call in map(block.from_call, range(block.number)):
-            keys = {Key(block.names[at], call.step, call.occurrences[at]): at for at in cells}
-            yield Taken(party, next(number), call, keys, at_axes)
-
-
-def _groups(calls: Sequence[Taken]) -> list[list[Taken]]:
-    root = list(range(len(calls)))
-
-    def root_of(number: int) -> int:
-        while root[number] != number:
-            root[number] = number = root[root[number]]
-        return number
-
-    first: dict[Key, int] = {}
-    for number, call in enumerate(calls):
-        for key in call.cells:
-            root[root_of(number)] = root_of(first.setdefault(key, number))
-    groups: dict[int, list[Taken]] = {}
-    for number, call in enumerate(calls):
-        groups.setdefault(root_of(number), []).append(call)
-    return list(groups.values())
-
-
-def _is_complete(group: Sequence[Taken], table: Table, givers: Mapping[Key, Ranks]) -> bool:
-    if any(call.number < call.party.old for call in group):
-        return True
-    here = NOBODY.union(*(call.party.ranks for call in group))
-    return not any(
-        _awaited(table, key, givers[key], here) for key in dict.fromkeys(chain(*(one.cells for one in group)))
-    )
-
-
-def _without_axes(row: Row, cells: Sequence[int]) -> Row:
-    names, (sums, maxima) = len(row.names), row.lanes
-    return row._replace(
-        names=tuple([row.names[cell] for cell in cells]),
-        occurrences=tuple([row.occurrences[cell] for cell in cells]),
-        lanes=(
-            [sums[lane * names + cell] for lane in range(SUMS) for cell in cells],
-            [maxima[lane * names + cell] for lane in range(MAXIMA) for cell in cells],
-        ),
-        ranks=tuple([row.ranks[cell] for cell in cells]),
-    )
 
 
 def _of_axis(number: Number) -> float:
