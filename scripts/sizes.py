@@ -26,11 +26,12 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/protocol/contributors.py:Contributors": ({"attributes": 12}, "what is known of the ranks of a unit"),
     "exchange/protocol/calls.py:Offer": ({"attributes": 12}, "a record: what a rank tells the others"),
     "exchange/protocol/plan.py:Plan": ({"attributes": 11}, "a round: what it takes, and what is left"),
-    "exchange/protocol/placing.py:Cell": ({"attributes": 13}, "a record: the state of a cell"),
+    "exchange/protocol/memory.py:Cell": ({"attributes": 13}, "a record: the state of a cell"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "runs/record.py:Record": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
+    "exchange/protocol/table.py:Table": ({"attributes": 15}, "what all ranks of a unit know of its rows"),
     "exchange/protocol/table.py:Row": ({"attributes": 12}, "a record: a row to be written"),
     "runs/summary.py:SummaryWrites": (
         {"attributes": 14},

@@ -26,8 +26,8 @@ from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
 from dist_wandb.exchange.protocol.calls import Intent, Key, attached_among, is_attached
 from dist_wandb.exchange.protocol.plan import Plan
-from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.protocol.table import Row, decoded, encoded
+from dist_wandb.exchange.protocol.rounds import Outcome, Rounds, decoded, encoded
+from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
 from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NO_NUMBER, NOTHING, SUMS, Lanes, Number, number_at, placed
-from dist_wandb.exchange.protocol.placing import Known, Owner, Remembered
+from dist_wandb.exchange.protocol.memory import Known, Owner, Remembered
 from dist_wandb.exchange.protocol.table import Row, Table
 
 
@@ -126,7 +126,7 @@ class Plan:
         for segment in self._segments:
             rows += self._rows_of(segment, *rest)
         table, taken, places = self._table, self._table.taken, dict[Owner, int]()
-        calls = table.placing.calls
+        calls = table.calls
         for place, one in enumerate(self.chosen):
             axes, lowest = _axes(one.axes, rest[0]), one.party.lowest
             known = Known(one.call.step, one.call.x, axes, list(one.cells))

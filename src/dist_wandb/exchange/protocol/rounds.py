@@ -32,6 +32,7 @@ Invariants
 
 from __future__ import annotations
 
+import base64
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,9 +41,11 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.contributors import NEVER, Ranks
+from dist_wandb.exchange.protocol.contributors import NEVER, Contributors, Progress, Ranks
+from dist_wandb.exchange.protocol.lanes import Number
+from dist_wandb.exchange.protocol.memory import Cell, Known, Memory
 from dist_wandb.exchange.protocol.plan import Plan, Taken
-from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
+from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table
 
 Offers = Mapping[bytes, Ranks]
 """What the ranks have offered: each different offer once, with the ranks that have made it."""
@@ -274,7 +277,7 @@ class Rounds:
         self.table.resize(frozenset(members), frozenset(lost))
 
     def snapshot(self) -> dict[str, Any]:
-        # as JSON values, for a joining rank
+        # as JSON values, for a joining rank: plain objects, by their attributes
         return {"table": encoded(self.table)}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -310,3 +313,43 @@ def _learn(table: Table, offers: Mapping[Ranks, Offer], paths: dict[str, tuple[s
             table.ranks.version += 1
         for name, count in offer.counts.items():
             table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
+
+
+_TUPLES = {kind.__name__: kind for kind in (Key, Known, Number, Row)}
+_OBJECTS = {kind.__name__: kind for kind in (Cell, Contributors, Memory, Progress, Table)}
+
+
+def encoded(value: Any) -> Any:
+    """Return a value as JSON values: a list with the name of its type and its items, or an object of its attributes."""
+    kind = type(value).__name__
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return [kind, base64.b64encode(value).decode()]
+    if isinstance(value, frozenset):
+        return [kind, *sorted(value)]
+    if isinstance(value, (list, tuple)):
+        return [kind, *map(encoded, value)]
+    if isinstance(value, dict):
+        return [kind, *([encoded(key), encoded(item)] for key, item in value.items())]
+    names = getattr(value, "__slots__", None) or vars(value)
+    return {"": kind, **{name: encoded(getattr(value, name)) for name in names}}
+
+
+def decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        made = object.__new__(_OBJECTS[value[""]])
+        for name, item in value.items():
+            if name:
+                setattr(made, name, decoded(item))
+        return made
+    if not isinstance(value, list):
+        return value
+    kind, *items = value
+    if kind == "bytes":
+        return base64.b64decode(items[0])
+    if kind == "dict":
+        return {decoded(key): decoded(item) for key, item in items}
+    if kind in _TUPLES:
+        return _TUPLES[kind](*map(decoded, items))
+    return {"list": list, "tuple": tuple, "frozenset": frozenset}[kind](map(decoded, items))
