@@ -27,6 +27,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/protocol/calls.py:Offer": ({"attributes": 12}, "a record: what a rank tells the others"),
     "exchange/protocol/plan.py:Plan": ({"attributes": 11}, "a round: what it takes, and what is left"),
     "exchange/protocol/memory.py:Cell": ({"attributes": 13}, "a record: the state of a cell"),
+    "exchange/protocol/rounds.py:Rounds": ({"attributes": 11}, "the state of one rank, in one place"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "runs/record.py:Record": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),

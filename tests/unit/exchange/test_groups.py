@@ -50,7 +50,7 @@ def form(on_ranks: OnRanks) -> Iterator[Form]:
         def form_one(rank: int) -> Any:
             groups = [
                 GlooGroup(dist.PrefixStore(group.name, store), group.group_rank, len(group.members), timeout, is_over)
-                for group in tree_of(range(size), nodes, rank, fan_out).path
+                for group in tree_of(range(size), nodes, rank, fan_out)[0]
             ]
             formed.extend(groups)
             whole = groups[0] if size <= fan_out else TreeGroup(groups, rank, size, timeout)

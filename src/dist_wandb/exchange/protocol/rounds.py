@@ -44,7 +44,7 @@ from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent,
 from dist_wandb.exchange.protocol.contributors import NEVER, Contributors, Progress, Ranks
 from dist_wandb.exchange.protocol.lanes import Number
 from dist_wandb.exchange.protocol.memory import Cell, Known, Memory
-from dist_wandb.exchange.protocol.plan import Plan, Taken
+from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table
 
 Offers = Mapping[bytes, Ranks]
@@ -84,37 +84,6 @@ class Outcome:
     uneven: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
-class _Kept:
-    """What one rank alone keeps for the rows of its calls, until these are written."""
-
-    def __init__(self) -> None:
-        self.own: dict[Key, Any] = {}  # by the first cell of the call
-        self.lost: list[Row] = []  # of what was kept for cells that are not written with it
-
-    def take(self, one: Taken, own: Any, serial: int) -> list[Row]:
-        """Keep it for a call that goes into the table; return a row if the call, with this serial, has no cells."""
-        if own is not None and one.cells:
-            self.own[next(iter(one.cells))] = own
-            return []
-        return [] if own is None else [_without_numbers(one.call.step, one.call.x, own, serial)]
-
-    def lose(self, keys: Iterable[Key]) -> None:
-        """Turn what is kept for cells that will not be written with it into rows of their own."""
-        for key in keys:
-            if key in self.own:
-                self.lost.append(_without_numbers(key.step, -1 if key.step is None else key.step, self.own.pop(key)))
-
-    def complete(self, rows: Iterable[Row]) -> list[Row]:
-        """Return rows of the table with what this rank keeps for them, and the rows that are `lost`, once."""
-        found = []
-        for row in rows:
-            own = [self.own.pop(key) for key in row.cells() if key in self.own] if self.own else []
-            found.append(row._replace(own=own) if own else row)
-        found += self.lost
-        self.lost = []
-        return found
-
-
 def _without_numbers(step: int | None, x: int, own: Any, serial: int = 0) -> Row:
     return Row((), (), step, x, ([], []), {}, (), own=(own,), serial=serial)
 
@@ -145,7 +114,10 @@ class Rounds:
         self._hold_of_part = hold_of_part
         self._patience = Patience(most_open, needs_primary)
         self._gives_up = (NEVER, NEVER)  # up to these rounds: cells of new names, all cells
-        self._kept = _Kept()
+        # What this rank alone keeps for the rows of its calls, until these are written: by the first cell of the call;
+        # and rows of what was kept for cells that are not written with it.
+        self._kept: dict[Key, Any] = {}
+        self._rest: list[Row] = []
 
     # Calls of this rank, which are posted in `outbox`
 
@@ -156,7 +128,7 @@ class Rounds:
     def put_back(self) -> None:
         # the others interrupted the last round, and continue from before it
         for key in chain(*(call.cells() for call in self.outbox.last)):
-            self._kept.own.pop(key, None)
+            self._kept.pop(key, None)
         self.outbox.waiting.extendleft(reversed(self.outbox.last))
         self.outbox.last = ()
 
@@ -217,7 +189,11 @@ class Rounds:
         for place, one in enumerate(plan.chosen):
             if one.party is plan.party:
                 late += [key for key in one.cells if table.cells[key].shown is not None]
-                own_rows += [(place, row) for row in self._kept.take(one, calls[one.number].own, first + place)]
+                own = calls[one.number].own
+                if own is not None and one.cells:
+                    self._kept[next(iter(one.cells))] = own
+                elif own is not None:
+                    own_rows.append((place, _without_numbers(one.call.step, one.call.x, own, first + place)))
         each: Any = Offer._make(zip(*plan.offers.values(), strict=True))  # the fields of all offers
         takes_all, is_crowded = not waiting, len(table.open) > self._patience.most_open
         patience = self._patience._replace(
@@ -240,11 +216,11 @@ class Rounds:
         for what, key, ranks in table.told:
             told[what] += (key,) if self._rank in ranks else ()
         if told["too late"]:
-            self._kept.lose(told["too late"])
-        if finished or own_rows or self._kept.lost:
-            rows[:0] = self._kept.complete(row for owner, row in finished if owner not in places)  # taken earlier
+            self._lose(told["too late"])
+        if finished or own_rows or self._rest:
+            rows[:0] = self._complete(row for owner, row in finished if owner not in places)  # taken earlier
             later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
-            rows += self._kept.complete(row for _, row in sorted(later, key=itemgetter(0)))
+            rows += self._complete(row for _, row in sorted(later, key=itemgetter(0)))
         done, regroup = patience.everything, any(each.regroup)
         # not yet if there were rows: a rank may now have to wait for the one that writes them
         is_over = done and not finished and not any(each.blocks)
@@ -270,6 +246,23 @@ class Rounds:
             },
         )
 
+    def _lose(self, keys: Iterable[Key]) -> None:
+        """Turn what is kept for cells that will not be written with it into rows of their own."""
+        for key in keys:
+            if key in self._kept:
+                x = -1 if key.step is None else key.step
+                self._rest.append(_without_numbers(key.step, x, self._kept.pop(key)))
+
+    def _complete(self, rows: Iterable[Row]) -> list[Row]:
+        """Return rows of the table with what this rank keeps for them, and the rest, once."""
+        found = []
+        for row in rows:
+            own = [self._kept.pop(key) for key in row.cells() if key in self._kept] if self._kept else []
+            found.append(row._replace(own=own) if own else row)
+        found += self._rest
+        self._rest = []
+        return found
+
     # Between rounds, on all ranks
 
     def resize(self, members: Iterable[int], lost: Iterable[int]) -> None:
@@ -282,7 +275,7 @@ class Rounds:
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         self.table = decoded(snapshot["table"])
-        self._kept.lose([key for key in self._kept.own if key not in self.table.cells])
+        self._lose([key for key in self._kept if key not in self.table.cells])
 
     # Remaining work
 

@@ -113,12 +113,8 @@ class GroupLayout(NamedTuple):
         return f"{self.level}/{self.members[0]}"
 
 
-class Tree(NamedTuple):
-    """The tree of groups, from the view of one member."""
-
-    # the groups of this member, from the lowest level upwards; it is the first member of all but the last
-    path: tuple[GroupLayout, ...]
-    levels: int  # number of levels of the whole tree
+Tree = tuple[tuple[GroupLayout, ...], int]
+"""A member's groups, from the lowest level upwards (it is the first member of all but the last), and all levels."""
 
 
 def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int | None = None) -> Tree:
@@ -129,7 +125,7 @@ def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int
     """
     fan_out = FAN_OUT if fan_out is None else fan_out
     if len(members) <= fan_out:
-        return Tree((GroupLayout(0, tuple(members), members.index(own)),), 1)
+        return (GroupLayout(0, tuple(members), members.index(own)),), 1
     heads: dict[int, list[int]] = {}
     for member, node in zip(members, nodes, strict=True):
         heads.setdefault(node, []).append(member)
@@ -146,7 +142,7 @@ def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int
             path += (GroupLayout(levels, tuple(group), group.index(own)) for group in own_groups)
         heads = next_heads
         levels += 1
-    return Tree(tuple(path), levels)
+    return tuple(path), levels
 
 
 def _split(heads: Sequence[int], fan_out: int) -> list[Sequence[int]]:
