@@ -101,18 +101,9 @@ class DirectExchange(Exchange):
                 self._rows.posting.write_own(contribution)
             finally:
                 self._writing_thread = None
-        elif self._has_room():
-            self._hand_over(contribution)
-
-    @property
-    def _is_free(self) -> bool:
-        """Whether this thread may write: no earlier row waits, and it does not interrupt its own writing."""
-        return self._at_once and not self._waiting and self._writing_thread != threading.get_ident()
-
-    def _has_room(self) -> bool:
-        """Return whether another row may wait; while rows are being written, block until it may, as wandb does."""
+            return
         most = self._limits.max_pending_rows
-        while len(self._waiting) >= most:
+        while len(self._waiting) >= most:  # while rows are being written, it blocks as wandb does
             if time.monotonic() - self._written_at > _STANDSTILL and self._has_all_writers is None:
                 self._notices.warn(
                     "full",
@@ -121,9 +112,14 @@ class DirectExchange(Exchange):
                 )
                 self._dropped += 1
                 self._lifecycle.unwritten += 1
-                return False
+                return
             time.sleep(DEVICE_POLL_INTERVAL)
-        return True
+        self._hand_over(contribution)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether this thread may write: no earlier row waits, and it does not interrupt its own writing."""
+        return self._at_once and not self._waiting and self._writing_thread != threading.get_ident()
 
     def _hand_over(self, item: Contribution | Flush) -> None:
         self._waiting.append(item)
@@ -201,27 +197,24 @@ class DirectExchange(Exchange):
             while not (lifecycle.is_closing and not self._waiting) and not lifecycle.is_stopped:
                 with suppress(Empty):
                     self._awake.get(timeout=0 if lifecycle.is_closing else None)
-                self._write_waiting()
+                while self._waiting and not lifecycle.is_stopped:
+                    self._written_at = time.monotonic()
+                    item = self._waiting[0]
+                    if isinstance(item, Flush):
+                        self._write(_END_OF_ROW)
+                        self._waiting.popleft()
+                        item.set()
+                        continue
+                    while not (is_copied := item.is_copied()) and not lifecycle.is_stopped:  # waits for the devices
+                        time.sleep(DEVICE_POLL_INTERVAL)
+                    if is_copied:
+                        self._write(item)
+                        self._written_at = time.monotonic()
+                        self._waiting.popleft()  # only now, so that no later row is written before it
             if not lifecycle.is_stopped:
                 self._write(_END_OF_ROW)
         finally:
             lifecycle.end()
-
-    def _write_waiting(self) -> None:
-        while self._waiting and not self._lifecycle.is_stopped:
-            self._written_at = time.monotonic()
-            item = self._waiting[0]
-            if isinstance(item, Flush):
-                self._write(_END_OF_ROW)
-                self._waiting.popleft()
-                item.set()
-                continue
-            while not (is_copied := item.is_copied()) and not self._lifecycle.is_stopped:  # waits for the devices
-                time.sleep(DEVICE_POLL_INTERVAL)
-            if is_copied:
-                self._write(item)
-                self._written_at = time.monotonic()
-                self._waiting.popleft()  # only now, so that no later row is written before it
 
     def _write(self, contribution: Contribution) -> None:
         """Write a row, or end the one that is left open. Never raises."""

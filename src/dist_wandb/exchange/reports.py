@@ -231,7 +231,19 @@ class Messages:
                 "with the n-th on the others. Pass step= to log.",
             )
         if outcome.uneven and self._context.rows.writes:
-            self._uneven(outcome.uneven)
+            name, of_name = next(iter(outcome.uneven.items()))
+            by_count: dict[int, list[int]] = {}
+            for rank, count in of_name.items():
+                by_count.setdefault(count, []).append(self._context.unit.global_rank_of(rank))
+            shown = ", ".join(
+                f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
+            )
+            others = f" (and {len(outcome.uneven) - 1} more)" if len(outcome.uneven) > 1 else ""
+            self._context.warn(
+                "uneven",
+                f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
+                "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
+            )
         if outcome.crowded:
             self._context.warn(
                 "pending",
@@ -239,21 +251,6 @@ class Messages:
                 "or are behind. The oldest rows are written without these ranks, and again once they log them. See "
                 "max_pending_rows.",
             )
-
-    def _uneven(self, counts: Mapping[str, Mapping[int, int]]) -> None:
-        name, of_name = next(iter(counts.items()))
-        by_count: dict[int, list[int]] = {}
-        for rank, count in of_name.items():
-            by_count.setdefault(count, []).append(self._context.unit.global_rank_of(rank))
-        shown = ", ".join(
-            f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
-        )
-        others = f" (and {len(counts) - 1} more)" if len(counts) > 1 else ""
-        self._context.warn(
-            "uneven",
-            f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
-            "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
-        )
 
     def _late(self, outcome: Outcome) -> None:
         rank, reports, late, lost = self._context.rank, self._context.reports, outcome.late, outcome.lost

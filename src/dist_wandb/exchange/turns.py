@@ -75,7 +75,6 @@ class Inbox:
             self._hurry()
 
     def wake(self, flush: Flush | None = None) -> None:
-        """Wake the thread, optionally with a flush request."""
         self._unread.put(flush)
         self._hurry()
 

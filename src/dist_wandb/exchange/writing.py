@@ -50,7 +50,6 @@ class Spreads:
         self.found: dict[Key, tuple[float, int]] = {}
 
     def keep(self, calls: Iterable[Call]) -> None:
-        """Remember this rank's contributions to cells whose spread is wanted."""
         for call in calls:
             for at in self._of(call.names):
                 key = call.names[at], call.step, call.occurrences[at]
@@ -210,7 +209,6 @@ class Writing:
         return True
 
     def _values(self, row: Row) -> tuple[dict[str, Any], int]:
-        """Return the reduced values of a row, and how many ranks are missing."""
         names, own = row.names, self._rows
         numbers = reduced_numbers(*row.lanes, own.reductions.of_all(names), row.ranks[0])
         values = dict(zip(names, numbers, strict=True))

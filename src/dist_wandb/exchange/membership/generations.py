@@ -231,7 +231,6 @@ class Presence:
         return Arrival(self._unit.index, self._unit.global_rank, -1 if node is None else node)
 
     def learn(self, arrival: Arrival) -> int:
-        """Store the entry of a rank, and return its index in the unit."""
         self.global_ranks[arrival.member], self.nodes[arrival.member] = arrival.global_rank, arrival.node
         return arrival.member
 
@@ -245,7 +244,6 @@ class Presence:
         return arrived - self.departures.among(arrived)
 
     def counts(self) -> tuple[int, int]:
-        """Return how many ranks have opened a session, and how often ranks have arrived."""
         return self._opened.count(), self._arrivals.count()
 
     def opened(self) -> set[int]:

@@ -45,7 +45,6 @@ class Progress:
         return (newest, at) if other is None else (newest, max(at, other[1]))
 
     def later(self, ranks: Ranks, serial: int) -> Ranks:
-        """Return those that have contributed to a later cell."""
         if serial >= self._newest[0]:
             return NOBODY
         return frozenset(rank for rank in ranks if self.of(rank)[0] > serial)

@@ -344,6 +344,5 @@ def _of_axis(number: Number) -> float:
 
 
 def _axes(names: Iterable[str], slots: Iterator[float]) -> dict[str, float]:
-    """Return the values of the next x axes, as they are written."""
     values = [(name, next(slots)) for name in names]
     return {name: int(value) if value.is_integer() else value for name, value in values if not math.isnan(value)}
