@@ -100,7 +100,8 @@ class Cycle:
         own.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
         if own.attachments.contributions.bytes_waiting:
-            own.attachments.settle(self._rounds.outbox, self._rounds.table.names)
+            for attachment in own.attachments.by_type.values():
+                attachment.settle(self._rounds.outbox, self._rounds.table.names)
         return outcome
 
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:

@@ -193,8 +193,10 @@ class Posting:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
         metrics = known(contribution.metrics)
         if any(isinstance(value, ATTACHED) for value in metrics.values()):
-            alone = [self._rows.attachments.alone(name, value) for name, value in metrics.items()]
-            metrics = {name: value for values in alone for name, value in values.items()}
+            found, by_type = dict[str, Any](), self._rows.attachments.by_type
+            for name, value in metrics.items():
+                found.update(by_type[type(value)].alone(name, value) if type(value) in by_type else {name: value})
+            metrics = found
         row = metrics
         if self._writer.label is not None:
             labelled = self._labelled(metrics)

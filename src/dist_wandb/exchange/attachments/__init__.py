@@ -168,15 +168,6 @@ class Attachments:
         self._written: dict[Key, tuple[int, int]] = {}  # how many ranks have contributed to it, and to its value
         self._notices = Notices()
 
-    def alone(self, name: str, value: Any) -> dict[str, Any]:
-        """Return the values of this rank alone, by their names in the row; the value may be of any type."""
-        attachment = self.by_type.get(type(value))
-        return {name: value} if attachment is None else attachment.alone(name, value)
-
-    def settle(self, outbox: Outbox, known: Collection[str]) -> None:
-        for attachment in self.by_type.values():
-            attachment.settle(outbox, known)
-
     def needs_primary(self, series: str) -> bool:
         return bool((attachment := self._of(series)) and attachment.needs_own_part)
 
