@@ -387,8 +387,8 @@ class Worker:
             while not writing.is_over and self.inbox.drain(_LAST_WAIT if self.inbox.computing else 0.0):
                 pass
             if self.inbox.computing:
-                self._context.lifecycle.unwritten += self.inbox.computing
-                self.messages.not_computed(self.inbox.computing)
+                self._context.lifecycle.unwritten += len(self.inbox.computing)
+                self.messages.not_computed(len(self.inbox.computing))
             if not is_closed:
                 self.participation.be_alone()
             self._rounds.intent = Intent.CLOSING

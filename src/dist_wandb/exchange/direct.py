@@ -284,7 +284,19 @@ class WatchingExchange(Exchange):
     def _run(self) -> None:
         lifecycle = self._lifecycle
         try:
-            primary = self._primary()
+            hooks, store, unit, primary = self._hooks, self._hooks.find(), self._unit, None
+            has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
+            situation = Situation(hooks, lambda: lifecycle.is_closing, has_rows=has_rows, watches=True)
+            try:  # waits until it is certain which rank of the unit writes its run
+                if store is not None:
+                    membership = Membership(unit, self._limits, store.beside(keys_of(unit)), self._is_stopped)
+                    membership.arrive(self._limits.join_timeout, situation)
+            except Moved as moved:
+                primary = moved.primary
+            except Over:
+                primary = 0  # it has written the run
+            except (Stopped, RendezvousError):
+                pass
             if primary is None and self._kept:
                 lifecycle.may_have_lost = True
                 message = (
@@ -301,19 +313,3 @@ class WatchingExchange(Exchange):
         finally:
             self._kept = None
             lifecycle.end()
-
-    def _primary(self) -> int | None:
-        """Wait until it is certain which rank of the unit writes its run; return its index, `None` if it never is."""
-        lifecycle, hooks, store, unit = self._lifecycle, self._hooks, self._hooks.find(), self._unit
-        has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
-        situation = Situation(hooks, lambda: lifecycle.is_closing, has_rows=has_rows, watches=True)
-        with suppress(Stopped, RendezvousError):
-            try:
-                if store is not None:
-                    membership = Membership(unit, self._limits, store.beside(keys_of(unit)), self._is_stopped)
-                    membership.arrive(self._limits.join_timeout, situation)
-            except Moved as moved:
-                return moved.primary
-            except Over:
-                return 0  # it has written the run
-        return None

@@ -6,9 +6,9 @@ ranks, `DirectExchange` writes the rows of one rank, `WatchingExchange` none unl
 The user's threads ask it to close (`close`, `detach`: nothing more is put), then perhaps to stop (a timeout, or process
 exit: no other rank is waited for). The exchange's thread alone advances its phase::
 
-    phase    TOGETHER ──all closed, or stopped──▶ LEAVING ──▶ ENDED
+    phase    TOGETHER ──all closed, or stopped──▶ LEAVING
                  ├──another rank becomes the primary──▶ MOVING ──▶ LEAVING
-                 └──the others or the store cannot be reached──▶ ALONE ──▶ ENDED, or BROKEN if that fails too
+                 └──the others or the store cannot be reached──▶ ALONE, or BROKEN if that fails too
 
 `delivered` is set once the thread was asked to close and the others have received everything that this rank logged;
 `ended` is set when it writes nothing more. A thread in phase BROKEN accepts nothing, and its remaining rows are lost.
@@ -55,7 +55,6 @@ class Phase(Enum):
     MOVING = auto()  # it opens another exchange, which takes the rows
     ALONE = auto()  # it writes this rank's rows without the others
     LEAVING = auto()  # it announces that it leaves
-    ENDED = auto()
     BROKEN = auto()
 
 
@@ -95,8 +94,6 @@ class Lifecycle:
         return not (self.phase is Phase.BROKEN or self.may_have_lost or self.unwritten)
 
     def end(self) -> None:
-        if self.phase is not Phase.BROKEN:
-            self.phase = Phase.ENDED
         self.delivered.set()
         self.ended.set()
 

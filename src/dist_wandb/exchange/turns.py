@@ -62,7 +62,7 @@ class Inbox:
         self.flushes: list[Flush] = []
         self._post = post
         self._unread: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
-        self._computing: deque[Contribution] = deque()
+        self.computing: deque[Contribution] = deque()  # those that wait for a device, or for those before them
         self._urgent: SimpleQueue[None] = SimpleQueue()  # an item ends the lingering
         self.was_used: bool = False  # whether there were any contributions
 
@@ -85,16 +85,11 @@ class Inbox:
     @property
     def backlog(self) -> int:
         """Approximately how many contributions were not posted yet."""
-        return self._unread.qsize() + len(self._computing)
-
-    @property
-    def computing(self) -> int:
-        """How many contributions wait for a device, or for those before them."""
-        return len(self._computing)
+        return self._unread.qsize() + len(self.computing)
 
     @property
     def is_empty(self) -> bool:
-        return self._unread.empty() and not self._computing
+        return self._unread.empty() and not self.computing
 
     # On the thread of the exchange
 
@@ -103,9 +98,9 @@ class Inbox:
         deadline = time.monotonic() + timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
-            has_found = self._read(min(left, DEVICE_POLL_INTERVAL) if self._computing else left)
-            while self._computing and self._computing[0].is_ready():
-                self._post(self._computing.popleft())
+            has_found = self._read(min(left, DEVICE_POLL_INTERVAL) if self.computing else left)
+            while self.computing and self.computing[0].is_ready():
+                self._post(self.computing.popleft())
                 has_found = True
             if has_found or not left:
                 return has_found
@@ -118,7 +113,7 @@ class Inbox:
                 item = self._unread.get(timeout=timeout) if timeout and not has_found else self._unread.get_nowait()
                 has_found = True
                 if isinstance(item, Contribution):
-                    self._computing.append(item)
+                    self.computing.append(item)
                 elif item is not None:
                     self.flushes.append(item)
         return has_found
@@ -137,8 +132,8 @@ class Inbox:
     def pass_on(self, put: Callable[[Contribution], None]) -> None:
         while self._read(0.0):
             pass
-        while self._computing:
-            put(self._computing.popleft())
+        while self.computing:
+            put(self.computing.popleft())
 
     def answer(self, flushes: list[Flush]) -> None:
         for flush in flushes:

@@ -16,10 +16,9 @@ from dist_wandb.payloads.metrics import Snapshot
 NAMES = st.text(st.characters(exclude_characters="\0"))
 
 
-def attachments(*, writes: bool) -> Attachments:
+def attachments() -> Attachments:
     own = Contributions(1, Counter())
-    by_type = {Snapshot: FusedMetrics(own, merges=writes), Gathered: FusedGathers(own, merges=writes)}
-    return Attachments(own, by_type)
+    return Attachments(own, {Snapshot: FusedMetrics(own, merges=True), Gathered: FusedGathers(own, merges=True)})
 
 
 def key(series: Series) -> Key:
@@ -35,10 +34,10 @@ def test_the_series_of_a_number_is_its_name(name: str) -> None:
 
 def test_attachments_are_exchanged_by_kind() -> None:
     metric, table, images = (key(Series(kind[0], kind)) for kind in ("metric", "table", "images"))
-    due = attachments(writes=True).due([table, metric, key(Series("loss")), images])
+    due = attachments().due([table, metric, key(Series("loss")), images])
     assert [keys for _, keys in due] == [[metric], [table, images]]
 
 
 def test_only_a_metric_needs_the_primarys_own_part() -> None:
-    needs, kinds = attachments(writes=True).needs_primary, ("metric", "table", "images", NUMBER)
+    needs, kinds = attachments().needs_primary, ("metric", "table", "images", NUMBER)
     assert [needs(Series("a", kind).text) for kind in kinds] == [True, False, False, False]

@@ -38,9 +38,6 @@ class Segment(NamedTuple):
     places: Mapping[int, tuple[int, ...] | None]  # in the same way: the indices of its names; `None`: of all
     lacks: Mapping[int, Ranks] = {}  # by index of a cell to which not all ranks contribute: those that are missing
 
-    def giver(self, index: int) -> int:
-        return next(rank for rank, places in self.places.items() if places is None or index in places)
-
 
 class Taken(NamedTuple):
     """A call that goes into the table."""
@@ -96,7 +93,10 @@ class Plan:
                 maxima += [NOTHING] * (MAXIMA * names * rows.number)
                 continue
             places = segment.places[lowest]
-            mine = [segment.giver(at) == self._rank for at in segment.axes] if slots else []
+            mine = [  # whether the lowest rank whose calls have an x axis is this one
+                next(rank for rank, those in segment.places.items() if those is None or at in those) == self._rank
+                for at in segment.axes
+            ]
             for call in self._calls[start : start + rows.number]:
                 own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
                 sums += own_sums
