@@ -55,7 +55,7 @@ class Reports(Notices):
         if self._goes_on(kind):
             self._events[kind].unreported += len(keys)
             return
-        event = self._begin(kind)
+        event = self.expect(kind)
         more = f" Since the last message of this kind there were {event.unreported} more." if event.unreported else ""
         event.unreported = 0
         _log.warning("dist_wandb: %s%s", message % _named(keys), more)
@@ -67,10 +67,8 @@ class Reports(Notices):
         self._events.setdefault(kind, _Event(0.0)).last = self._clock()
         return True
 
-    def expect(self, kind: str) -> None:  # another message covers its next event
-        self._begin(kind)
-
-    def _begin(self, kind: str) -> _Event:
+    def expect(self, kind: str) -> _Event:
+        """Begin an event of a kind, which is not reported: the caller, or another message, does."""
         event = self._events.setdefault(kind, _Event(0.0, 0))
         event.last, event.reported = self._clock(), event.reported + 1
         return event

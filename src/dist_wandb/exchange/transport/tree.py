@@ -71,7 +71,7 @@ class TreeGroup(Group):
                 rows, reduced, left = received.numpy(), piece.numpy(), max(summed - start, 0)
                 with np.errstate(all="ignore"):  # infinite and huge numbers
                     np.add.reduce(rows[:, :left], out=reduced[:left])
-                np.maximum.reduce(rows[:, left:], out=reduced[left:])
+                    np.maximum.reduce(rows[:, left:], out=reduced[left:])
             self._hand_down(piece, deadline)
 
     def _hand_down(self, numbers: torch.Tensor, deadline: float) -> None:
