@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import reduce
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,20 +58,6 @@ def _options(forming: timedelta, address: str | None) -> Any:
     return forming
 
 
-def _collectives(timeout: timedelta) -> SimpleNamespace:
-    found = SimpleNamespace(
-        sum=dist.AllreduceOptions(),
-        max=dist.AllreduceOptions(),
-        gather=distributed_c10d.AllgatherOptions(),  # type: ignore[attr-defined]  # dist exports only the others
-        to_first=distributed_c10d.GatherOptions(),
-        from_first=dist.BroadcastOptions(),
-    )
-    found.sum.reduceOp, found.max.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
-    for options in vars(found).values():
-        options.timeout = timeout
-    return found
-
-
 def too_much(sender: str, length: int, most: int) -> ConfigurationError:
     return ConfigurationError(
         f"{sender} announced {length:,} bytes, but the limit is {most:,}. Log smaller states or tables, and install "
@@ -113,7 +98,6 @@ class GlooGroup(Group):
             self._group: Any = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
-        self._options = _collectives(timedelta(seconds=timeout))
         self.collectives: int = 0  # how many so far
         self.bytes_given: int = 0  # to these by this member
 
@@ -132,7 +116,8 @@ class GlooGroup(Group):
         if self.size == _PAIR:
             summed, largest = self._reduce_by_all(torch.cat((sums, maxima)).numpy(), sums.numel())
             return torch.from_numpy(summed), torch.from_numpy(largest)
-        both = ((sums, self._options.sum), (maxima, self._options.max))
+        both = ((sums, self._timed(dist.AllreduceOptions())), (maxima, self._timed(dist.AllreduceOptions())))
+        both[1][1].reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._wait(
             lambda group: [group.allreduce([tensor], options) for tensor, options in both if tensor.numel()],
             sums.nbytes + maxima.nbytes,
@@ -194,21 +179,24 @@ class GlooGroup(Group):
         return found
 
     def _all_gather(self, received: list[torch.Tensor], own: torch.Tensor, deadline: float | None = None) -> None:
-        self._options.gather.timeout = self._within(deadline)
-        self._wait(lambda group: [group.allgather([received], [own], self._options.gather)], own.nbytes, deadline)
+        # dist exports only the other options
+        options = self._timed(distributed_c10d.AllgatherOptions(), deadline)  # type: ignore[attr-defined]
+        self._wait(lambda group: [group.allgather([received], [own], options)], own.nbytes, deadline)
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
         """Send this member's numbers to the first one, which gives an output for each; `None`: the group's timeout."""
-        outputs = [received] if self.rank == 0 else []
-        self._wait(lambda group: [group.gather(outputs, [own], self._options.to_first)], own.nbytes, deadline)
+        outputs, options = [received] if self.rank == 0 else [], self._timed(distributed_c10d.GatherOptions())
+        self._wait(lambda group: [group.gather(outputs, [own], options)], own.nbytes, deadline)
 
     def receive_from_first(self, numbers: torch.Tensor, deadline: float | None = None) -> None:
         """Send numbers of the first member to all others, in place. The deadline may be later than the timeout."""
-        self._options.from_first.timeout = self._within(deadline)
-        self._wait(lambda group: [group.broadcast([numbers], self._options.from_first)], numbers.nbytes, deadline)
+        options = self._timed(dist.BroadcastOptions(), deadline)
+        self._wait(lambda group: [group.broadcast([numbers], options)], numbers.nbytes, deadline)
 
-    def _within(self, deadline: float | None) -> timedelta:
-        return timedelta(seconds=max(self.timeout, 0.0 if deadline is None else deadline - time.monotonic()))
+    def _timed(self, options: Any, deadline: float | None = None) -> Any:
+        within = max(self.timeout, 0.0 if deadline is None else deadline - time.monotonic())
+        options.timeout = timedelta(seconds=within)
+        return options
 
     def close(self) -> None:
         """Detach from the other members. Running collectives are left alone: destroying them would wait for them."""
