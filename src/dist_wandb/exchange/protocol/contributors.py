@@ -8,7 +8,8 @@ rests on the order of a rank's calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 Ranks = frozenset[int]
 
@@ -170,3 +171,14 @@ class Contributors:
         self.silent = {rank: since for rank, since in self.silent.items() if rank in members}
         self.quiet &= members
         self.version += 1
+
+
+class Patience(NamedTuple):
+    """What rows wait for in a round."""
+
+    most_open: int  # how many rows may be open
+    needs_primary: Callable[[str], bool]  # see `Rounds`
+    of_new: int = NEVER  # rounds up to which cells of names that were never written have waited long enough
+    of_all: int = NEVER  # the same for all cells
+    everything: bool = False  # whether all ranks pause or close: nothing is waited for
+    behind: bool = False  # whether some rank has more waiting than it could offer: nobody is given up now

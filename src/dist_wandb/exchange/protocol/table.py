@@ -18,11 +18,11 @@ their results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Key, Names
-from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributors, Ranks
+from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributors, Patience, Ranks
 from dist_wandb.exchange.protocol.lanes import Lanes, lanes_of, number_at
 from dist_wandb.exchange.protocol.memory import Cell, Known, Memory, Owner, Remembered
 
@@ -80,26 +80,20 @@ class Table:
         self.serial += 1
         cells, names = self.cells, dict[int, list[str]]()
         for key in known.keys:
-            if (row := self.memory.index.get(key)) is not None:
-                self.recall(row)
-            if key not in cells:
-                cells[key] = Cell(self.serial, self.round, stale=self.memory.is_stale(key))
-            elif cells[key].shown is not None:
-                cells[key].born = self.round  # it is opened again
-            cells[key].joined = self.serial
-            names.setdefault(cells[key].serial, []).append(key.name)
+            names.setdefault(self._opened(key).serial, []).append(key.name)
         self.calls[call] = known
-        concerned = dict.fromkeys(known.keys)
+        concerned, beside = dict.fromkeys(known.keys), dict[tuple[Owner, Owner], None]()
         for key in known.keys:
             cell = cells[key]
             cell.ranks |= ranks
             cell.calls[call[0]] = call[1]
-            if cell.row is not None:  # what stands beside it may have another home now
-                other = self.calls.get(cell.owner)
-                concerned.update((one, None) for one in (other.keys if other else ()) if one in cells)
-                concerned.update(dict.fromkeys(self.rows[cell.row].values()))
+            if cell.row is not None:
+                beside[cell.owner, cell.row] = None
             if cell.owner[0] == NEVER or call[0] < cell.owner[0]:
                 cell.owner = call
+        for owner, row in beside:  # what stands beside a cell may have another home now
+            of_call = self.calls[owner].keys if owner in self.calls else ()
+            concerned.update(dict.fromkeys([*filter(cells.__contains__, of_call), *self.rows[row].values()]))
         of_owner: dict[Owner, list[Key]] = {}
         for key in concerned:
             of_owner.setdefault(cells[key].owner, []).append(key)
@@ -107,10 +101,24 @@ class Table:
             homes = self._homes(owner) if owner in self.calls else {}
             for key in of_owner[owner]:
                 self._place(key, cells[key], homes.get(key) or cells[key].row or call)
+        for changed in dict.fromkeys(cells[key].row for key in concerned if cells[key].shown != cells[key].ranks):
+            if changed in self.rows:
+                self.reopen(changed)
         if call not in of_owner and not known.axes:
             del self.calls[call]
         for serial, of_serial in names.items():
             self.ranks.note(of_serial, ranks, serial, self.round, known.step)
+
+    def _opened(self, key: Key) -> Cell:
+        """Return the cell of a key, to which ranks contribute now."""
+        if (row := self.memory.index.get(key)) is not None:
+            self.recall(row)
+        if (cell := self.cells.get(key)) is None:
+            cell = self.cells[key] = Cell(self.serial, self.round, stale=self.memory.is_stale(key))
+        elif cell.shown is not None:
+            cell.born = self.round  # it is opened again
+        cell.joined = self.serial
+        return cell
 
     def recall(self, row: Owner) -> None:
         """Make cells of a row that is remembered."""
@@ -138,11 +146,23 @@ class Table:
         A call with a step may be several that were joined, and be shared with several rows: then each cell stands with
         the shared one before it.
         """
+
+        def is_partner(lower: Owner) -> bool:
+            """Return whether the rank shares with a call of a lower rank only this call."""
+            keys = self.calls[lower].keys if lower in self.calls else ()
+            shared = [
+                self.cells[key].calls.get(call[0])
+                for key in keys
+                if key in self.cells and call[0] in self.cells[key].ranks
+            ]
+            return shared.count(call[1]) == len(shared)
+
         cells = [(key, self.cells[key]) for key in self.calls[call].keys if key in self.cells]
         own = [key for key, cell in cells if cell.owner == call]
         lower = [cell for _, cell in cells if cell.owner[0] < call[0]]
         has_step, rows = self.calls[call].step is not None, {cell.row for cell in lower}
-        if not rows or not (has_step or (len(rows) == 1 and all(self._is_partner(call, one.owner) for one in lower))):
+        owners = {cell.owner for cell in lower}
+        if not rows or not (has_step or (len(rows) == 1 and all(map(is_partner, owners)))):
             return dict.fromkeys(own, call)
         homes, row = dict[Key, Owner](), lower[0].row
         for key, cell in cells:
@@ -157,13 +177,6 @@ class Table:
         }
         return {key: call if home in apart else home for key, home in homes.items()}
 
-    def _is_partner(self, call: Owner, lower: Owner) -> bool:
-        """Return whether a rank shares with a call of a lower rank only this call."""
-        rank, number = call
-        keys = self.calls[lower].keys if lower in self.calls else ()
-        cells = [self.cells[key] for key in keys if key in self.cells]
-        return all(cell.calls.get(rank) == number for cell in cells if rank in cell.ranks)
-
     def _place(self, key: Key, cell: Cell, row: Owner) -> None:
         if row != cell.row:
             if cell.row is not None:
@@ -175,8 +188,6 @@ class Table:
                     self.open.pop(cell.row, None)
             cell.row = row
             self.rows.setdefault(row, {})[key.name] = key
-        if cell.shown != cell.ranks:
-            self.reopen(row)
 
     def reopen(self, row: Owner) -> None:
         self.open[row] = None
@@ -259,17 +270,6 @@ class Table:
         self.memory.add(Remembered(row, names, occurrences, *known[:3], serial, ranks, lacks, lanes))
 
 
-class Patience(NamedTuple):
-    """What rows wait for in a round."""
-
-    most_open: int  # how many rows may be open
-    needs_primary: Callable[[str], bool]  # see `Rounds`
-    of_new: int = NEVER  # rounds up to which cells of names that were never written have waited long enough
-    of_all: int = NEVER  # the same for all cells
-    everything: bool = False  # whether all ranks pause or close: nothing is waited for
-    behind: bool = False  # whether some rank has more waiting than it could offer: nobody is given up now
-
-
 class Conclusion:
     """The end of one round, in which ranks have contributed to the cells `touched`."""
 
@@ -278,6 +278,9 @@ class Conclusion:
         self._ranks = table.ranks
         self._touched = touched
         self._patience = patience
+        self._of_rows: dict[
+            Owner, tuple[Ranks, int]
+        ] = {}  # the contributors to some cell of a row, and the last serial
 
     def rows(self) -> Iterator[tuple[Owner, Row]]:
         """Yield the finished rows with their owners, in the order in which they were opened."""
@@ -340,9 +343,12 @@ class Conclusion:
             return NOBODY, False  # it has become an x axis since, which is no cell of the later calls
         if key.name not in self._ranks.usual and cell.row is not None:
             # not the ranks that have logged other values of its row, and then another call, or have passed its step
-            others = [self._table.cells[other] for other in self._table.rows[cell.row].values()]
-            givers = NOBODY.union(*{other.ranks for other in others}) - cell.ranks
-            beside = self._ranks.latest.later(givers, max(other.serial for other in others)) if givers else NOBODY
+            if cell.row not in self._of_rows:
+                others = [self._table.cells[other] for other in self._table.rows[cell.row].values()]
+                of_others = NOBODY.union(*{other.ranks for other in others}), max(other.serial for other in others)
+                self._of_rows[cell.row] = of_others
+            ranks, newest = self._of_rows[cell.row]
+            beside = self._ranks.latest.later(ranks - cell.ranks, newest)
             if key.step is not None:
                 beside |= self._ranks.beyond(key.step)
         return self._ranks.awaited(key.name, cell.ranks, cell.serial, beside=beside)
