@@ -79,8 +79,8 @@ def _trees(ranks: int, per_node: int, fan_out: int) -> list[groups.Tree]:
 
 def _shape(ranks: int, per_node: int, fan_out: int) -> dict[str, Any]:
     trees = _trees(ranks, per_node, fan_out)
-    connections = [sum(len(group.members) - 1 for group in each.path) for each in trees]
-    shape = {"ranks": ranks, "per_node": per_node, "fan_out": fan_out, "levels": trees[0].levels}
+    connections = [sum(len(group.members) - 1 for group in path) for path, _ in trees]
+    shape = {"ranks": ranks, "per_node": per_node, "fan_out": fan_out, "levels": trees[0][1]}
     return {**shape, "connections": [round(statistics.mean(connections), 1), max(connections)]}
 
 
@@ -125,11 +125,11 @@ def _as_rank(rank: int, own: groups.Tree, ranks: int, rows: int, port: int, dire
         began = time.time()
         groups = [
             GlooGroup(dist.PrefixStore(at.name, store), at.group_rank, len(at.members), _LIMIT, bool, forming=_LIMIT)
-            for at in own.path
+            for at in own[0]
         ]
         tree.hand_down(groups, formed=True, deadline=time.monotonic() + _LIMIT)
         formed = time.time()
-        group = groups[0] if own.levels == 1 else tree.TreeGroup(groups, rank, ranks, _LIMIT)
+        group = groups[0] if own[1] == 1 else tree.TreeGroup(groups, rank, ranks, _LIMIT)
         sums, maxima = [float(rank)] * _NAMES * _LANES, [float(rank)] * 8
         took, before = [], _cpu()
         for _ in range(rows):

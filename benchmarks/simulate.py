@@ -143,7 +143,7 @@ class Job:
             "bytes": _spread([counts["bytes"] for counts in self.counts]),
             "messages_of_a_row": _spread(for_row),
             "bytes_of_a_row": _spread(bytes_for_row),
-            "levels": groups.tree_of(range(self.ranks), nodes, 0, groups.FAN_OUT).levels,
+            "levels": groups.tree_of(range(self.ranks), nodes, 0, groups.FAN_OUT)[1],
             "opened": round(max(times["opened"]), 3),
             "last_row": round(max(times["again"]) - killed_at, 3),
             "finish": round(max(times["finished"]) - max(times["again"]), 3),

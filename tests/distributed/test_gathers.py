@@ -15,8 +15,6 @@ from units import HASTY, QUICK, Ranks, RecordingRun, Row, Stall, UnitExchange, e
 
 from dist_wandb import gathered
 from dist_wandb.exchange import attachments
-from dist_wandb.exchange.attachments import gathers as attached
-from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.transport import BrokenError, gloo
 from dist_wandb.payloads import cells, gathers
 
@@ -116,7 +114,7 @@ def test_the_limit_applies_to_all_ranks_together_and_is_reported(
 def test_bytes_are_bounded_and_sent_in_pieces(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
-    limit(attached, _MOST_BYTES=20_000)
+    limit(attachments, _MOST_BYTES=20_000)
     limit(gloo, PIECE=1000)
     unit = ranks(2)
     unit.log_all(lambda rank: {"small": table(rank), "table": gathered([["x" * 990]] * 15, ["text"])}, 0)
@@ -224,7 +222,7 @@ def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
 def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
-    limit(attachments, _MOST_KEPT=8 * SMALL)
+    limit(attachments, MOST_KEPT=8 * SMALL)
     unit = ranks(2, kind=UnitExchange)
     for step in range(11):
         unit.log(0, {"table": table(0)}, step)
@@ -242,7 +240,7 @@ def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
 def test_tables_logged_while_the_primary_is_away_are_written_when_it_returns(
     ranks: Callable[..., Ranks], limit: Limit
 ) -> None:
-    limit(attachments, _MOST_KEPT=0)
+    limit(attachments, MOST_KEPT=0)
     unit = ranks(3, limits=HASTY)
     unit.write_all(lambda rank: {"loss": 1.0, "table": table(rank)}, 0)
     stall = Stall()
@@ -283,7 +281,7 @@ def test_values_that_cannot_be_encoded_or_decoded_do_not_affect_other_rows(
     unit.flush()
     assert unit.run.rows[0]["samples"] == [("rank 0", 0)]
     assert "'samples' on rank 1 cannot be sent" in caplog.text
-    monkeypatch.setattr(fused_gathers, "framed", lambda *parts: b"".join(part[:-1] for part in parts))
+    monkeypatch.setattr(attachments, "framed", lambda *parts: b"".join(part[:-1] for part in parts))
     for step in (1, 2):
         unit.log_all(lambda rank: {"loss": 1.0, "table": table(rank)}, step)
     unit.close()

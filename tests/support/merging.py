@@ -120,5 +120,5 @@ class Ranks:
         group = Replayed(len(self._ranks))
         group.exchange(keys[0], self._ranks, self._ranks)
         self.collectives = group.collectives
-        values: dict[str, Any] = self._ranks[0].pop_values(keys[0])[0]
+        values: dict[str, Any] = self._ranks[0].values.pop(keys[0], ({}, 0))[0]
         return values

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.contributors import Contributors, Progress
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.placing import Memory, Placing
+from dist_wandb.exchange.protocol.memory import Memory
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.protocol.table import Row, Table
@@ -266,7 +266,7 @@ def in_order(state: Any) -> Any:
     """Return a state as lists. They are compared much faster than snapshots, but 1 is 1.0, and NaN no NaN."""
     if isinstance(state, dict):
         return [(key, in_order(value)) for key, value in state.items()]
-    if isinstance(state, (Table, Placing, Contributors, Memory, Progress)):
+    if isinstance(state, (Table, Contributors, Memory, Progress)):
         return in_order(vars(state))
     return state
 

@@ -19,7 +19,7 @@ from torch.distributed import HashStore, Store
 
 from dist_wandb.exchange import collective, interface
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.interface import Demand, Exchange, Hooks
+from dist_wandb.exchange.interface import Exchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
@@ -86,7 +86,7 @@ class UnitExchange(CollectiveExchange):
         if not notice:  # nor does it publish that it is gone
             self._worker.participation.leave = lambda *_, **__: None  # type: ignore[method-assign]
         self._lifecycle.has_failed = True
-        self._ask(Demand.STOP)
+        self._ask(stop=True)
         assert self._lifecycle.ended.wait(SOON)
 
 

@@ -25,12 +25,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import cast
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import (
     WITHOUT_FINISH,
-    Demand,
     Exchange,
     Flush,
     Hooks,
@@ -47,7 +45,7 @@ from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, PRIMARY, UNOPENED, Context, Messages, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed
+from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed, undestroyed
 from dist_wandb.exchange.turns import Inbox, Pacer, Turns
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
@@ -121,7 +119,7 @@ class CollectiveExchange(Exchange):
         lifecycle.has_failed = lifecycle.has_failed or failed
         limit = min(self._limit(timeout), grace_of_failed(self._limits) if failed else math.inf)
         self._worker.late_from = time.monotonic() + limit / 2
-        self._ask(Demand.CLOSE)
+        self._ask()
         try:
             ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
             if self._await_end(ended, limit) and not failed and not lifecycle.is_stopped:
@@ -183,13 +181,13 @@ class CollectiveExchange(Exchange):
         """Whether the exchange has ended without any other rank having opened a session."""
         return self._worker.participation.attendance.is_only_one and self._lifecycle.ended.is_set()
 
-    def _ask(self, demand: Demand) -> None:
-        super()._ask(demand)
+    def _ask(self, *, stop: bool = False) -> None:
+        super()._ask(stop=stop)
         self._worker.inbox.wake()
 
     def _stop(self, interrupt: KeyboardInterrupt | None = None) -> None:
         """Wait for no other rank any longer, and until what is left is written: see `write_rest`."""
-        self._ask(Demand.STOP)
+        self._ask(stop=True)
         try:
             write_rest(self._lifecycle, self._worker.turns.left, self._rank, interrupt)
         finally:
@@ -215,7 +213,6 @@ class Worker:
         self.late_from: float = math.inf  # on the monotonic clock: half of the time to end is over
 
     def run(self) -> None:
-        """Take part in rounds until all ranks close, then write the remaining rows; the target of the thread."""
         is_closed = False
         try:
             with suppress(Stopped):
@@ -247,16 +244,13 @@ class Worker:
             self._hooks = Hooks()
             self._context.rows.writing.global_rank_of = int
 
-    # Together
-
     def _take_part(self) -> None:
         """Go through generations until all participating ranks have closed and all their values are finished."""
-        hooks, generation = self._hooks, cast("Generation | None", None)
-        of_primary = (hooks.is_over, hooks.is_opening, hooks.failure)
+        hooks = self._hooks
+        generation: Generation | None = None
         has_rows = lambda: self.inbox.was_used and not self._context.lifecycle.has_failed  # noqa: E731
-        limits, may_move = self._context.limits, hooks.move is not None
-        patience = min(limits.peer_timeout, limits.flush_timeout / 2)
-        situation = Situation(self.turns.is_due, *of_primary, may_move, patience, has_rows)
+        patience = min(self._context.limits.peer_timeout, self._context.limits.flush_timeout / 2)
+        situation = Situation(hooks, self.turns.is_due, patience, has_rows)
         try:
             generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
         except Moved as moved:
@@ -292,7 +286,9 @@ class Worker:
         lifecycle, rounds = self._context.lifecycle, self._rounds
         if lifecycle.is_stopped:
             raise Stopped
-        self.turns.give_up_overdue()
+        table, oldest = rounds.table, next(rounds.table.unwritten(), None) if rounds.table.open else None
+        born = None if oldest is None else table.cells[oldest].born
+        rounds.give_up(*self.pacer.begin_round(time.monotonic(), table.round, born))
         outcome = self.cycle.round(regroup=self.participation.is_somebody_waiting())
         self.messages.about(outcome)
         if (
@@ -310,7 +306,8 @@ class Worker:
         return outcome
 
     def _await_turn(self) -> None:
-        destroy_closed()
+        if undestroyed:
+            destroy_closed()
         self._hooks.between_rounds(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
         self._rounds.side_data.published = self._hooks.publications()
@@ -333,7 +330,6 @@ class Worker:
         return may_come and not self.participation.joined.presence.departures.is_gone(PRIMARY)
 
     def _gives_up_waiting(self) -> bool:
-        """Return whether there is no reason to wait for other ranks to arrive."""
         lifecycle = self._context.lifecycle
         is_new = self.participation.generation is None and not self._context.rows.writes
         return lifecycle.is_stopped or (lifecycle.is_closing and is_new and not self.inbox.was_used)
@@ -344,8 +340,6 @@ class Worker:
         is_held_up = self.cycle.group is not None and self.pacer.is_held_up(time.monotonic())
         is_full = is_held_up and self.turns.backlog > self._context.limits.max_pending_rows
         return is_full or self.participation.is_broken()
-
-    # Alone
 
     def _continue_alone(self) -> None:
         lifecycle = self._context.lifecycle
@@ -370,7 +364,12 @@ class Worker:
             if not self._context.rows.writes:
                 self._may_have_lost(len(self._rounds.outbox.waiting))
                 self._rounds.outbox.waiting.clear()
-        self.cycle.write_all()
+        self.cycle.write_due()
+        while self._rounds.busy and not self._context.rows.writing.is_over:
+            outcome = self.cycle.round()
+            if outcome.closed or not (outcome.more or outcome.taken):
+                break
+        self.cycle.has_more = False
 
     def _may_have_lost(self, rows: int, kept_after: str = "") -> None:
         self._context.lifecycle.may_have_lost = True
@@ -388,8 +387,8 @@ class Worker:
             while not writing.is_over and self.inbox.drain(_LAST_WAIT if self.inbox.computing else 0.0):
                 pass
             if self.inbox.computing:
-                self._context.lifecycle.unwritten += self.inbox.computing
-                self.messages.not_computed(self.inbox.computing)
+                self._context.lifecycle.unwritten += len(self.inbox.computing)
+                self.messages.not_computed(len(self.inbox.computing))
             if not is_closed:
                 self.participation.be_alone()
             self._rounds.intent = Intent.CLOSING

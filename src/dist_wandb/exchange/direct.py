@@ -32,7 +32,6 @@ from queue import Empty, SimpleQueue
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import (
     DEVICE_POLL_INTERVAL,
-    Demand,
     Exchange,
     Flush,
     Hooks,
@@ -102,18 +101,9 @@ class DirectExchange(Exchange):
                 self._rows.posting.write_own(contribution)
             finally:
                 self._writing_thread = None
-        elif self._has_room():
-            self._hand_over(contribution)
-
-    @property
-    def _is_free(self) -> bool:
-        """Whether this thread may write: no earlier row waits, and it does not interrupt its own writing."""
-        return self._at_once and not self._waiting and self._writing_thread != threading.get_ident()
-
-    def _has_room(self) -> bool:
-        """Return whether another row may wait; while rows are being written, block until it may, as wandb does."""
+            return
         most = self._limits.max_pending_rows
-        while len(self._waiting) >= most:
+        while len(self._waiting) >= most:  # while rows are being written, it blocks as wandb does
             if time.monotonic() - self._written_at > _STANDSTILL and self._has_all_writers is None:
                 self._notices.warn(
                     "full",
@@ -122,9 +112,14 @@ class DirectExchange(Exchange):
                 )
                 self._dropped += 1
                 self._lifecycle.unwritten += 1
-                return False
+                return
             time.sleep(DEVICE_POLL_INTERVAL)
-        return True
+        self._hand_over(contribution)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether this thread may write: no earlier row waits, and it does not interrupt its own writing."""
+        return self._at_once and not self._waiting and self._writing_thread != threading.get_ident()
 
     def _hand_over(self, item: Contribution | Flush) -> None:
         self._waiting.append(item)
@@ -170,12 +165,12 @@ class DirectExchange(Exchange):
         return self._thread in self._unstarted or not (self.unwritten or any(self._rows.writer.lost.values()))
 
     def _end(self, interrupt: KeyboardInterrupt | None = None) -> None:
-        self._ask(Demand.CLOSE)
+        self._ask()
         if self._thread not in self._unstarted:
             try:
                 write_rest(self._lifecycle, self._left, self._rank, interrupt)
             finally:
-                self._lifecycle.ask(Demand.STOP)
+                self._lifecycle.is_stopped = True
             return
         self._write(_END_OF_ROW)
         if interrupt is not None:
@@ -184,8 +179,8 @@ class DirectExchange(Exchange):
     def _left(self) -> int:
         return sum(isinstance(item, Contribution) for item in self._waiting.copy())
 
-    def _ask(self, demand: Demand) -> None:
-        super()._ask(demand)
+    def _ask(self, *, stop: bool = False) -> None:
+        super()._ask(stop=stop)
         self._awake.put(None)
 
     # On the thread
@@ -202,27 +197,24 @@ class DirectExchange(Exchange):
             while not (lifecycle.is_closing and not self._waiting) and not lifecycle.is_stopped:
                 with suppress(Empty):
                     self._awake.get(timeout=0 if lifecycle.is_closing else None)
-                self._write_waiting()
+                while self._waiting and not lifecycle.is_stopped:
+                    self._written_at = time.monotonic()
+                    item = self._waiting[0]
+                    if isinstance(item, Flush):
+                        self._write(_END_OF_ROW)
+                        self._waiting.popleft()
+                        item.set()
+                        continue
+                    while not (is_copied := item.is_copied()) and not lifecycle.is_stopped:  # waits for the devices
+                        time.sleep(DEVICE_POLL_INTERVAL)
+                    if is_copied:
+                        self._write(item)
+                        self._written_at = time.monotonic()
+                        self._waiting.popleft()  # only now, so that no later row is written before it
             if not lifecycle.is_stopped:
                 self._write(_END_OF_ROW)
         finally:
             lifecycle.end()
-
-    def _write_waiting(self) -> None:
-        while self._waiting and not self._lifecycle.is_stopped:
-            self._written_at = time.monotonic()
-            item = self._waiting[0]
-            if isinstance(item, Flush):
-                self._write(_END_OF_ROW)
-                self._waiting.popleft()
-                item.set()
-                continue
-            while not (is_copied := item.is_copied()) and not self._lifecycle.is_stopped:  # waits for the devices
-                time.sleep(DEVICE_POLL_INTERVAL)
-            if is_copied:
-                self._write(item)
-                self._written_at = time.monotonic()
-                self._waiting.popleft()  # only now, so that no later row is written before it
 
     def _write(self, contribution: Contribution) -> None:
         """Write a row, or end the one that is left open. Never raises."""
@@ -255,7 +247,6 @@ class WatchingExchange(Exchange):
             self._dropped += 1
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait only if the session has moved."""
         successor = self._lifecycle.successor
         return self._lifecycle.has_kept_all if successor is None else successor.flush(timeout, together=together)
 
@@ -275,10 +266,10 @@ class WatchingExchange(Exchange):
             return True
         lifecycle, limit = self._lifecycle, self._limit(timeout)
         lifecycle.has_failed = failed
-        self._ask(Demand.CLOSE)
+        self._ask()
         limit = min(limit, grace_of_failed(self._limits)) if failed else limit
         is_set_within(lifecycle.ended, limit, lambda: False)
-        self._ask(Demand.STOP)
+        self._ask(stop=True)
         has_ended = ends(lifecycle, lambda: 0, self._rank)
         if self._has_rows and lifecycle.successor is None and (failure := self._hooks.failure()):
             _log.warning(
@@ -293,7 +284,19 @@ class WatchingExchange(Exchange):
     def _run(self) -> None:
         lifecycle = self._lifecycle
         try:
-            primary = self._primary()
+            hooks, store, unit, primary = self._hooks, self._hooks.find(), self._unit, None
+            has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
+            situation = Situation(hooks, lambda: lifecycle.is_closing, has_rows=has_rows, watches=True)
+            try:  # waits until it is certain which rank of the unit writes its run
+                if store is not None:
+                    membership = Membership(unit, self._limits, store.beside(keys_of(unit)), self._is_stopped)
+                    membership.arrive(self._limits.join_timeout, situation)
+            except Moved as moved:
+                primary = moved.primary
+            except Over:
+                primary = 0  # it has written the run
+            except (Stopped, RendezvousError):
+                pass
             if primary is None and self._kept:
                 lifecycle.may_have_lost = True
                 message = (
@@ -310,25 +313,3 @@ class WatchingExchange(Exchange):
         finally:
             self._kept = None
             lifecycle.end()
-
-    def _primary(self) -> int | None:
-        """Wait until it is certain which rank of the unit writes its run; return its index, `None` if it never is."""
-        lifecycle, hooks, store, unit = self._lifecycle, self._hooks, self._hooks.find(), self._unit
-        situation = Situation(
-            lambda: lifecycle.is_closing,
-            hooks.is_over,
-            hooks.is_opening,
-            may_move=True,
-            has_rows=lambda: bool(self._kept) and not lifecycle.has_failed,
-            watches=True,
-        )
-        with suppress(Stopped, RendezvousError):
-            try:
-                if store is not None:
-                    membership = Membership(unit, self._limits, store.beside(keys_of(unit)), self._is_stopped)
-                    membership.arrive(self._limits.join_timeout, situation)
-            except Moved as moved:
-                return moved.primary
-            except Over:
-                return 0  # it has written the run
-        return None

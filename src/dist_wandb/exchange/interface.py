@@ -3,17 +3,15 @@
 An exchange brings a rank's contributions into the rows of a run. `CollectiveExchange` combines the numbers of several
 ranks, `DirectExchange` writes the rows of one rank, `WatchingExchange` none unless the rank that writes is missing.
 
-Demands from the user's threads only increase; the exchange's thread alone advances its phase::
+The user's threads ask it to close (`close`, `detach`: nothing more is put), then perhaps to stop (a timeout, or process
+exit: no other rank is waited for). The exchange's thread alone advances its phase::
 
-    demand   NONE ──close, detach──▶ CLOSE ──timeout, process exit──▶ STOP
-
-    phase    TOGETHER ──all closed, or stopped──▶ LEAVING ──▶ ENDED
+    phase    TOGETHER ──all closed, or stopped──▶ LEAVING
                  ├──another rank becomes the primary──▶ MOVING ──▶ LEAVING
-                 └──the others or the store cannot be reached──▶ ALONE ──▶ ENDED, or BROKEN if that fails too
+                 └──the others or the store cannot be reached──▶ ALONE, or BROKEN if that fails too
 
-From CLOSE on, nothing more is put. From STOP on, no other rank is waited for. `delivered` is set once the thread was
-asked to close and the others have received everything that this rank logged; `ended` is set when it writes nothing
-more. A thread in phase BROKEN accepts nothing more, and its remaining rows are lost.
+`delivered` is set once the thread was asked to close and the others have received everything that this rank logged;
+`ended` is set when it writes nothing more. A thread in phase BROKEN accepts nothing, and its remaining rows are lost.
 
 A rank that has failed closes too, but tells the others only that it pauses: they take what it has logged, and a row
 that it will never complete waits until the rank has left as failed, and is marked.
@@ -29,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, IntEnum, auto
+from enum import Enum, auto
 
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.job_store import JobStore
@@ -50,14 +48,6 @@ _LAST_ANSWERS = 3.0  # seconds at process exit for abandoned calls of the store 
 live: list[Exchange] = []  # those whose threads may run
 
 
-class Demand(IntEnum):
-    """A demand on the exchange; each includes those before it."""
-
-    NONE = auto()
-    CLOSE = auto()  # nothing more is put
-    STOP = auto()  # wait for no other rank
-
-
 class Phase(Enum):
     """The phase of the exchange's thread."""
 
@@ -65,7 +55,6 @@ class Phase(Enum):
     MOVING = auto()  # it opens another exchange, which takes the rows
     ALONE = auto()  # it writes this rank's rows without the others
     LEAVING = auto()  # it announces that it leaves
-    ENDED = auto()
     BROKEN = auto()
 
 
@@ -76,7 +65,8 @@ class Hooks:
     find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
     between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
     is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
-    is_opening: Callable[[], bool] = lambda: False  # whether the primary is still opening its run
+    # whether the primary still opens its run, or that of an enclosing session, after which it may come to this one
+    is_opening: Callable[[], bool] = lambda: False
     failure: Callable[[], str | None] = lambda: None  # why it could not open it, if it could not
     move: Callable[[int], None] | None = None  # continues in another exchange, given the rank of its primary
     publications: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
@@ -87,7 +77,8 @@ class Lifecycle:
     """The state that the user's threads share with the thread of an exchange."""
 
     def __init__(self) -> None:
-        self.demand: Demand = Demand.NONE
+        self.is_closing = False  # nothing more is put
+        self.is_stopped = False  # no other rank is waited for; then it is closing, too
         self.phase: Phase = Phase.TOGETHER
         self.delivered: threading.Event = threading.Event()
         self.ended: threading.Event = threading.Event()
@@ -96,19 +87,6 @@ class Lifecycle:
         self.may_have_lost = False  # rows may be lost, because the rank that writes them cannot be reached
         self.unwritten = 0  # rows that were put, and given up at the end
         self.successor: Exchange | None = None  # continues in place of this exchange, with another primary
-        self._lock = threading.RLock()
-
-    def ask(self, demand: Demand) -> None:
-        with self._lock:
-            self.demand = max(self.demand, demand)
-
-    @property
-    def is_closing(self) -> bool:
-        return self.demand >= Demand.CLOSE
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.demand >= Demand.STOP
 
     @property
     def has_kept_all(self) -> bool:
@@ -116,8 +94,6 @@ class Lifecycle:
         return not (self.phase is Phase.BROKEN or self.may_have_lost or self.unwritten)
 
     def end(self) -> None:
-        if self.phase is not Phase.BROKEN:
-            self.phase = Phase.ENDED
         self.delivered.set()
         self.ended.set()
 
@@ -174,7 +150,7 @@ class Exchange(ABC):
     def detach(self) -> None:
         """End without waiting: nothing more is put, and there is no run to write to."""
         if not self._is_foreign:
-            self._ask(Demand.CLOSE)
+            self._ask()
 
     def leave(self, *, failed: bool = False) -> None:
         """End at process exit: a thread in native code at interpreter shutdown would abort the process."""
@@ -188,7 +164,7 @@ class Exchange(ABC):
             self._thread.join(LAST_WRITES)
 
     def _stop_at_exit(self, within: float, *, failed: bool) -> None:  # noqa: ARG002  # of exchanges with other ranks
-        self._ask(Demand.STOP)
+        self._ask(stop=True)
 
     @property
     def lost(self) -> frozenset[int]:
@@ -216,8 +192,10 @@ class Exchange(ABC):
     def _limit(self, timeout: float | None) -> float:
         return self._limits.flush_timeout if timeout is None else timeout
 
-    def _ask(self, demand: Demand) -> None:
-        self._lifecycle.ask(demand)
+    def _ask(self, *, stop: bool = False) -> None:
+        self._lifecycle.is_closing = True
+        if stop:
+            self._lifecycle.is_stopped = True
 
     @abstractmethod
     def _run(self) -> None:

@@ -19,14 +19,15 @@ from contextlib import suppress
 from typing import Any
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.attachments import MOST_KEPT
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
 from dist_wandb.exchange.protocol.calls import Intent, Key, attached_among, is_attached
 from dist_wandb.exchange.protocol.plan import Plan
-from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.protocol.table import Row, decoded, encoded
+from dist_wandb.exchange.protocol.rounds import Outcome, Rounds, decoded, encoded
+from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
 from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
@@ -70,7 +71,7 @@ class Cycle:
         learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
         together = {json.dumps(row): decoded(row) for greeting in greetings for row in greeting["due"]}
         self._exchange(group, list(together.values()))
-        self._write_due()
+        self.write_due()
 
     def round(self, *, regroup: bool = False) -> Outcome:
         """Take part in one round, and do the work that follows from it; `regroup` requests a new generation."""
@@ -83,11 +84,14 @@ class Cycle:
         plan = rounds.plan(offers)
         packed = plan.pack()
         sums, maxima = group.reduce(*packed) if any(packed) else packed
-        self._context.rows.attachments.contributions.passed()
+        contributions = self._context.rows.attachments.contributions
+        if contributions.bytes_sent:
+            contributions.passed()
         outcome = self._unpack(plan, Checkpoint(rounds.table.round + 1, offers, sums, maxima))
         self._exchange(group, self._due)
-        self._write_due()
-        self.has_more = outcome.more or self._context.rows.attachments.contributions.has_sent_much
+        self.write_due()
+        # the end of the next round, which releases what is not kept for late ranks, should come at once
+        self.has_more = outcome.more or contributions.bytes_sent > 2 * MOST_KEPT
         return outcome
 
     def _unpack(self, plan: Plan, checkpoint: Checkpoint) -> Outcome:
@@ -96,23 +100,24 @@ class Cycle:
         own.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
         if own.attachments.contributions.bytes_waiting:
-            own.attachments.settle(self._rounds.outbox, self._rounds.table.names)
+            for attachment in own.attachments.by_type.values():
+                attachment.settle(self._rounds.outbox, self._rounds.table.names)
         return outcome
 
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
         own, keys = self._context.rows, list[Key]()
         for row in rows:
-            keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached_among(row.names)]
-        if keys:
-            for attachment, due in own.attachments.due(keys, has_primary=self.has_primary):
+            if attached := attached_among(row.names):
+                keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached]
+        if keys and (self.has_primary or own.writes):
+            for attachment, due in own.attachments.due(keys):
                 began = time.monotonic()
                 attachment.exchange(due, group)
                 self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
         if of_spreads := own.spreads.due(rows):
             own.spreads.exchange(of_spreads, group)
 
-    def _write_due(self) -> None:
-        """Write rows in their order, or keep them for the primary."""
+    def write_due(self) -> None:
         own, rows, self._due = self._context.rows, self._due, ()
         if rows and not own.writes and not self.has_primary:
             if len(self.kept) + len(rows) > _MOST_KEPT:
@@ -130,7 +135,6 @@ class Cycle:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether there are rows kept for a primary that is away."""
         return bool(self.kept) and not self.has_primary
 
     def is_awaited(self, *, by_late: bool = False) -> bool:
@@ -150,9 +154,6 @@ class Cycle:
         if checkpoint.round != self._rounds.table.round + 1 or not checkpoint.offers:
             return False
         return self._unpack(self._rounds.plan(checkpoint.offers), checkpoint).closed
-
-    def snapshot(self) -> dict[str, Any]:
-        return {**self._rounds.snapshot(), "unwritten": encoded(list(self.kept))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the others' state, including rows that they finished while the primary was away."""
@@ -177,16 +178,6 @@ class Cycle:
         self.group, self._members = Group(), (self._context.unit.index,)
         if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
             self._rounds.side_data.axes = self._context.rows.axes()
-        self.has_more = False
-
-    def write_all(self) -> None:
-        """Finish and write everything that this rank has, until it is given up; for a rank that is alone."""
-        self._write_due()
-        rounds = self._rounds
-        while rounds.busy and not self._context.rows.writing.is_over:
-            outcome = self.round()
-            if outcome.closed or not (outcome.more or outcome.taken):
-                break
         self.has_more = False
 
 
@@ -276,10 +267,11 @@ class Participation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
         membership = self.joined
         if generation.members[0] == self._context.unit.index:
-            state = {**self._cycle.snapshot(), "ranks": list(membership.presence.global_ranks.items())}
+            ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self._cycle.kept))
+            state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
             return membership.admit(generation, self._cycle.checkpoint, state)
-        following = membership.await_next(generation, self._context.limits.peer_timeout)
-        return following or self.recover(generation)
+        generations, within = membership.generations, self._context.limits.peer_timeout
+        return membership.until(lambda: generations.following(generation), within) or self.recover(generation)
 
     def leave(self, *, delivered: bool, is_closed: bool) -> None:
         """Announce that this rank leaves, after the last round of all (`is_closed`) or before it: see `Membership`."""
@@ -308,7 +300,6 @@ class Participation:
         return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
 
     def is_broken(self) -> bool:
-        """Return whether another member has broken off; checked at intervals."""
         generation, membership = self.generation, self.membership
         if generation is None or membership is None or not self._broken_poll.is_over(time.monotonic()):
             return False

@@ -55,7 +55,7 @@ class Reports(Notices):
         if self._goes_on(kind):
             self._events[kind].unreported += len(keys)
             return
-        event = self._begin(kind)
+        event = self.expect(kind)
         more = f" Since the last message of this kind there were {event.unreported} more." if event.unreported else ""
         event.unreported = 0
         _log.warning("dist_wandb: %s%s", message % _named(keys), more)
@@ -67,11 +67,8 @@ class Reports(Notices):
         self._events.setdefault(kind, _Event(0.0)).last = self._clock()
         return True
 
-    def expect(self, kind: str) -> None:
-        """Do not report the next event of a kind: another message covers it."""
-        self._begin(kind)
-
-    def _begin(self, kind: str) -> _Event:
+    def expect(self, kind: str) -> _Event:
+        """Begin an event of a kind, which is not reported: the caller, or another message, does."""
         event = self._events.setdefault(kind, _Event(0.0, 0))
         event.last, event.reported = self._clock(), event.reported + 1
         return event
@@ -115,7 +112,6 @@ class Context:
 
     @property
     def rank(self) -> int:
-        """Index of this rank in the job."""
         return self.unit.global_rank
 
     def warn(self, kind: str, message: str) -> None:
@@ -158,8 +154,7 @@ class Attendance:
             )
         return absent
 
-    def _speaks(self, generation: Generation) -> bool:
-        """Return whether this rank reports for all members of a generation."""
+    def _speaks(self, generation: Generation) -> bool:  # for all members
         return generation.members[0] == self._context.unit.index
 
     def _why(self, presence: Presence, index: int, before: Generation | None, generation: Generation) -> str:
@@ -223,7 +218,6 @@ class Messages:
         self._taken = 0  # how many calls of this rank were taken before the last round
 
     def about(self, outcome: Outcome) -> None:
-        """Warn about what a round has shown of this rank's values."""
         if outcome.silent or outcome.late or outcome.lost:
             self._late(outcome)
         self._taken += outcome.taken
@@ -235,7 +229,19 @@ class Messages:
                 "with the n-th on the others. Pass step= to log.",
             )
         if outcome.uneven and self._context.rows.writes:
-            self._uneven(outcome.uneven)
+            name, of_name = next(iter(outcome.uneven.items()))
+            by_count: dict[int, list[int]] = {}
+            for rank, count in of_name.items():
+                by_count.setdefault(count, []).append(self._context.unit.global_rank_of(rank))
+            shown = ", ".join(
+                f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
+            )
+            others = f" (and {len(outcome.uneven) - 1} more)" if len(outcome.uneven) > 1 else ""
+            self._context.warn(
+                "uneven",
+                f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
+                "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
+            )
         if outcome.crowded:
             self._context.warn(
                 "pending",
@@ -244,23 +250,7 @@ class Messages:
                 "max_pending_rows.",
             )
 
-    def _uneven(self, counts: Mapping[str, Mapping[int, int]]) -> None:
-        name, of_name = next(iter(counts.items()))
-        by_count: dict[int, list[int]] = {}
-        for rank, count in of_name.items():
-            by_count.setdefault(count, []).append(self._context.unit.global_rank_of(rank))
-        shown = ", ".join(
-            f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
-        )
-        others = f" (and {len(counts) - 1} more)" if len(counts) > 1 else ""
-        self._context.warn(
-            "uneven",
-            f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
-            "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
-        )
-
     def _late(self, outcome: Outcome) -> None:
-        """Warn of cells that others gave up, and of those written before: corrected, or not if they are forgotten."""
         rank, reports, late, lost = self._context.rank, self._context.reports, outcome.late, outcome.lost
         within = self._context.limits.peer_timeout
         reports.values(
@@ -324,7 +314,6 @@ class Messages:
         self._context.warn("lost", f"what rank {self._context.rank} logged after {where} may be lost: {why}.")
 
     def primary_stays_away(self, limit: float, kept_after: str) -> None:
-        """Warn at the end that the rank that writes has not returned within `limit` seconds for rows kept for it."""
         self._context.warn(
             "lost",
             f"what rank {self._context.rank} logged after {kept_after} may be lost: rank "

@@ -14,8 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions
-from dist_wandb.exchange.attachments.gathers import FusedGathers
+from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions, FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Call, Names, Outbox, series_of
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
@@ -194,8 +193,10 @@ class Posting:
         """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
         metrics = known(contribution.metrics)
         if any(isinstance(value, ATTACHED) for value in metrics.values()):
-            alone = [self._rows.attachments.alone(name, value) for name, value in metrics.items()]
-            metrics = {name: value for values in alone for name, value in values.items()}
+            found, by_type = dict[str, Any](), self._rows.attachments.by_type
+            for name, value in metrics.items():
+                found.update(by_type[type(value)].alone(name, value) if type(value) in by_type else {name: value})
+            metrics = found
         row = metrics
         if self._writer.label is not None:
             labelled = self._labelled(metrics)
@@ -242,7 +243,7 @@ class Posting:
             call = call or rounds.outbox.post(names, lanes, step, x, now, own)
             for key in call.cells() if others else ():
                 if key.name in others:
-                    self._rows.attachments.of(others[key.name]).keep(key, others[key.name])
+                    self._rows.attachments.by_type[type(others[key.name])].keep(key, others[key.name])
         if self._writer.label is not None and not self._writes and (row := self._under_label(mine, {**axes, **lacked})):
             self._rows.act(contribution.follows)
             self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not self._is_open)
@@ -283,7 +284,7 @@ class Posting:
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
                 unit[name] = number_of(value) if self._is_first else NO_NUMBER
             elif isinstance(value, ATTACHED):
-                others[self._rows.attachments.of(value).series(name, value, rounds.table.names)] = value
+                others[self._rows.attachments.by_type[type(value)].series(name, value, rounds.table.names)] = value
             elif self._writes:
                 mine[name] = value
         if unit or others:
@@ -371,22 +372,23 @@ class Rows:
         self.act = act
         self.first: int | None = first if counts else None
         self.reductions: Reductions = Reductions(reduce)
-        contributions, writes = Contributions(rank, writer.lost), self.writes
-        metrics, gathers = FusedMetrics(contributions, merges=writes), FusedGathers(contributions, merges=writes)
+        contributions = Contributions(rank, writer.lost)
+        metrics = FusedMetrics(contributions, merges=self.writes)
+        gathers = FusedGathers(contributions, merges=self.writes)
         by_type = {Snapshot: metrics, Gathered: gathers}
-        self.attachments: Attachments = Attachments(contributions, by_type, merges=writes)
+        self.attachments: Attachments = Attachments(contributions, by_type)
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
         self.posting: Posting = Posting(self, per_rank, is_first=not index)
         self.writing: Writing = Writing(self)
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes the rows of its unit."""
-        return self.writer.is_primary
+        return self.writer.is_primary  # the rows of its unit
 
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
-        return [name for name in self.definitions().axes if not reduction_of(name, self.reductions.chosen)[0]]
+        known = self.definitions().axes
+        return [name for name in known if not reduction_of(name, self.reductions.chosen)[0]] if known else []
 
     def x(self, x: int) -> int | None:
         """Return the position of a row on the x axis of this rank's run; `x` as in `protocol.calls.Call`."""

@@ -31,7 +31,7 @@ from contextlib import suppress
 from operator import itemgetter
 from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Demand, Flush
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Flush
 from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.contributors import NEVER
@@ -62,7 +62,7 @@ class Inbox:
         self.flushes: list[Flush] = []
         self._post = post
         self._unread: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
-        self._computing: deque[Contribution] = deque()
+        self.computing: deque[Contribution] = deque()  # those that wait for a device, or for those before them
         self._urgent: SimpleQueue[None] = SimpleQueue()  # an item ends the lingering
         self.was_used: bool = False  # whether there were any contributions
 
@@ -75,7 +75,6 @@ class Inbox:
             self._hurry()
 
     def wake(self, flush: Flush | None = None) -> None:
-        """Wake the thread, optionally with a flush request."""
         self._unread.put(flush)
         self._hurry()
 
@@ -86,16 +85,11 @@ class Inbox:
     @property
     def backlog(self) -> int:
         """Approximately how many contributions were not posted yet."""
-        return self._unread.qsize() + len(self._computing)
-
-    @property
-    def computing(self) -> int:
-        """How many contributions wait for a device, or for those before them."""
-        return len(self._computing)
+        return self._unread.qsize() + len(self.computing)
 
     @property
     def is_empty(self) -> bool:
-        return self._unread.empty() and not self._computing
+        return self._unread.empty() and not self.computing
 
     # On the thread of the exchange
 
@@ -104,9 +98,9 @@ class Inbox:
         deadline = time.monotonic() + timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
-            has_found = self._read(min(left, DEVICE_POLL_INTERVAL) if self._computing else left)
-            while self._computing and self._computing[0].is_ready():
-                self._post(self._computing.popleft())
+            has_found = self._read(min(left, DEVICE_POLL_INTERVAL) if self.computing else left)
+            while self.computing and self.computing[0].is_ready():
+                self._post(self.computing.popleft())
                 has_found = True
             if has_found or not left:
                 return has_found
@@ -119,7 +113,7 @@ class Inbox:
                 item = self._unread.get(timeout=timeout) if timeout and not has_found else self._unread.get_nowait()
                 has_found = True
                 if isinstance(item, Contribution):
-                    self._computing.append(item)
+                    self.computing.append(item)
                 elif item is not None:
                     self.flushes.append(item)
         return has_found
@@ -138,8 +132,8 @@ class Inbox:
     def pass_on(self, put: Callable[[Contribution], None]) -> None:
         while self._read(0.0):
             pass
-        while self._computing:
-            put(self._computing.popleft())
+        while self.computing:
+            put(self.computing.popleft())
 
     def answer(self, flushes: list[Flush]) -> None:
         for flush in flushes:
@@ -158,7 +152,8 @@ class Pacer:
         self._has_taken = True
         self._last_end = now
         self._last_round = now
-        self._rounds: deque[tuple[int, float]] = deque()  # number and time
+        self._active = 0.0  # seconds in which the exchange did not stand still
+        self._rounds: deque[tuple[int, float]] = deque()  # number, and these seconds until then
         self._settled_since: float | None = None
 
     def left(self, now: float, oldest: float | None, *, awaits: bool, is_flushing: bool) -> float:
@@ -189,32 +184,21 @@ class Pacer:
         Returns the latest rounds whose cells, and all cells opened before them, are overdue, for new names and for all;
         `NEVER` if there are none.
         """
-        overdue = NEVER, NEVER
+        self._active += min(now - self._last_round, _STANDSTILL_HEARTBEATS * self._limits.heartbeat)
+        self._last_round = now
         if oldest is None:
             self._rounds.clear()
-        else:
-            stood_still = now - self._last_round - _STANDSTILL_HEARTBEATS * self._limits.heartbeat
-            if stood_still > 0:
-                self._move_rounds(stood_still)
-            if not self._rounds or now - self._rounds[-1][1] >= _APART:
-                self._rounds.append((number, now))
-            while len(self._rounds) > 1 and self._rounds[1][0] <= oldest:
-                self._rounds.popleft()
-            since_new, since_all = now - self.new_name_patience, now - self.patience
-            overdue = self._last_before(since_new), self._last_before(since_all)
-        self._last_round = now
-        return overdue
-
-    def _last_before(self, since: float) -> int:
-        index = bisect_right(self._rounds, since, key=itemgetter(1))
-        return self._rounds[index - 1][0] if index else NEVER
-
-    def _move_rounds(self, seconds: float) -> None:
-        self._rounds = deque((number, at + seconds) for number, at in self._rounds)
+            return NEVER, NEVER
+        if not self._rounds or self._active - self._rounds[-1][1] >= _APART:
+            self._rounds.append((number, self._active))
+        while len(self._rounds) > 1 and self._rounds[1][0] <= oldest:
+            self._rounds.popleft()
+        patience = self._active - self.new_name_patience, self._active - self.patience
+        of_new, of_all = (bisect_right(self._rounds, since, key=itemgetter(1)) for since in patience)
+        return self._rounds[of_new - 1][0] if of_new else NEVER, self._rounds[of_all - 1][0] if of_all else NEVER
 
     def exclude(self, seconds: float) -> None:
         """Exclude a time in which no rank could contribute, though none was silent."""
-        self._move_rounds(seconds)
         self._last_round += seconds
 
     def is_held_up(self, now: float) -> bool:
@@ -297,11 +281,11 @@ class Turns:
             left = self._pacer.left(time.monotonic(), oldest, awaits=self._awaits, is_flushing=bool(inbox.flushes))
             if left <= 0 or len(waiting) >= _MANY:
                 break
-            if waiting and lifecycle.demand is Demand.NONE:  # further calls do not wake this thread
-                inbox.linger(left, is_open=lambda: lifecycle.demand is Demand.NONE)
+            if waiting and not lifecycle.is_closing:  # further calls do not wake this thread
+                inbox.linger(left, is_open=lambda: not lifecycle.is_closing)
             elif not inbox.drain(left):
                 break
-        awaits_device = lifecycle.demand is Demand.CLOSE and inbox.computing and not has_more
+        awaits_device = lifecycle.is_closing and not lifecycle.is_stopped and inbox.computing and not has_more
         inbox.drain(self._context.limits.linger if awaits_device else 0.0)
         rounds.intent = Intent.OPEN
         if inbox.is_empty:
@@ -318,13 +302,6 @@ class Turns:
                 f"{self._context.limits.max_pending_rows} wait, so log takes as long as the exchange of a row. Log "
                 "less often.",
             )
-
-    def give_up_overdue(self) -> None:
-        """Stop waiting for ranks that do not contribute to rows of others."""
-        rounds, table = self._rounds, self._rounds.table
-        oldest = next(table.unwritten(), None) if table.open else None
-        born = None if oldest is None else table.cells[oldest].born
-        rounds.give_up(*self._pacer.begin_round(time.monotonic(), table.round, born))
 
     def end_round(self, outcome: Outcome) -> None:
         """Take note of the result of a round, and answer this rank's flush requests if they are fulfilled.

@@ -50,7 +50,6 @@ class Spreads:
         self.found: dict[Key, tuple[float, int]] = {}
 
     def keep(self, calls: Iterable[Call]) -> None:
-        """Remember this rank's contributions to cells whose spread is wanted."""
         for call in calls:
             for at in self._of(call.names):
                 key = call.names[at], call.step, call.occurrences[at]
@@ -130,9 +129,14 @@ class Writing:
         try:
             for index, row in enumerate(rows):
                 self.due = len(rows) - index
-                if self._rows.writer.is_primary or row.own:
+                if self._rows.writes or row.own:
                     try:
-                        self._write_row(row)
+                        values, missing = dict[str, Any](), row.missing
+                        if self._rows.writes and row.names:
+                            values, missing = self._values(row)
+                        self._open.held.append((row, values, missing))
+                        while (due := self._open.next_due()) is not None:
+                            self._write_finished(*due)
                     except Exception as error:  # noqa: BLE001  # in the making of the row
                         self._lose(error, len(row.names))
         finally:
@@ -147,19 +151,9 @@ class Writing:
         self.end_row()
 
     def end_row(self) -> None:
-        """End a row that was left open."""
         if self._open.values:
             self._write({}, None, commit=None)
             self._rows.keep_summary({}, None, None, is_open=False, serial=0)
-
-    def _write_row(self, row: Row) -> None:
-        values: dict[str, Any] = {}
-        missing = row.missing
-        if self._rows.writer.is_primary and row.names:
-            values, missing = self._values(row)
-        self._open.held.append((row, values, missing))
-        while (due := self._open.next_due()) is not None:
-            self._write_finished(*due)
 
     def _write_finished(self, row: Row, values: dict[str, Any], missing: int) -> None:
         own, commit, is_value = {}, row.step is None, False
@@ -174,7 +168,7 @@ class Writing:
             return
         follows = max(map(attrgetter("follows"), row.own), default=None)
         self._rows.act(follows)
-        axes = {name: value for name, value in row.axes.items() if name not in own}
+        axes = {name: value for name, value in row.axes.items() if name not in own} if row.axes else {}
         if row.corrects or not self._fits(values, axes):
             self.end_row()
         values.update(axes)
@@ -215,7 +209,6 @@ class Writing:
         return True
 
     def _values(self, row: Row) -> tuple[dict[str, Any], int]:
-        """Return the reduced values of a row, and how many ranks are missing."""
         names, own = row.names, self._rows
         numbers = reduced_numbers(*row.lanes, own.reductions.of_all(names), row.ranks[0])
         values = dict(zip(names, numbers, strict=True))
@@ -230,7 +223,8 @@ class Writing:
                     values[DEGRADED] = lacks  # also if the row has nothing else
                 missing = max(missing, lacks)
         for kept in row.own:
-            values.update((name, exact) for name, exact in kept.exact.items() if values.get(name) == float(exact))
+            if kept.exact:
+                values.update((name, exact) for name, exact in kept.exact.items() if values.get(name) == float(exact))
         if own.spreads.found:
             self._add_spreads(values, row)
         return values, missing

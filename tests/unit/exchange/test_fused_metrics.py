@@ -21,7 +21,7 @@ from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.model import Topology
 from dist_wandb.payloads.framing import encode, framed
-from dist_wandb.payloads.metrics import take_snapshot
+from dist_wandb.payloads.metrics import Snapshot, take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import plan_run
@@ -61,7 +61,7 @@ class Unit:
         self.fused(rank).keep(key, take_snapshot(metric))
 
     def fused(self, rank: int) -> FusedMetrics:
-        found = self.ranks[rank].attachments.of(take_snapshot(torchmetrics.SumMetric()))
+        found = self.ranks[rank].attachments.by_type[Snapshot]
         assert isinstance(found, FusedMetrics)
         return found
 
@@ -174,7 +174,7 @@ def test_an_exchange_broken_on_one_rank_is_repeated_with_all_states() -> None:
 
 
 def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(limit: Limit) -> None:
-    limit(attachments, _MOST_KEPT=FEW)
+    limit(attachments, MOST_KEPT=FEW)
     unit = Unit(2)
     for step in range(MANY):
         unit.exchange(unit.keep(step), range(2))
@@ -202,7 +202,7 @@ def test_late_states_correct_a_value_also_after_many_later_ones() -> None:
 
 
 def test_a_value_whose_late_part_comes_too_late_is_marked(limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
-    limit(attachments, _MOST_KEPT=FEW)
+    limit(attachments, MOST_KEPT=FEW)
     unit = Unit(3)
     late, whole = unit.keep(0, ranks=[0, 1]), unit.keep(1)
     for key, contributors in ((late, 2), (whole, 3)):
@@ -237,7 +237,7 @@ def test_states_that_cannot_be_copied_from_a_device_are_reported(caplog: pytest.
     keys = [Key(known, step, 0) for step in (1, 2)]
     Replayed(1).exchange(keys[1], [one], [one])
     assert "'cat' on rank 0 has no part in its row: RuntimeError('device lost')" in caplog.text
-    assert [one.pop_values(key) for key in keys] == [({}, 0)] * 2
+    assert [one.values.pop(key, ({}, 0)) for key in keys] == [({}, 0)] * 2
 
 
 TWO_STATES = framed(encode([torch.tensor([1.0]), torch.tensor([2.0])]))  # as of another class of the same name
@@ -255,7 +255,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     key = Key(one.series("cat", snapshot, ()), 1, 0)
     one.keep(key, snapshot)
     Replayed(1, None if sent is None else [sent]).exchange(key, [one], [one])
-    assert one.pop_values(key)[0] == {}
+    assert one.values.pop(key, ({}, 0))[0] == {}
     reason = "The gathered states of CatMetric do not fit" if sent == TWO_STATES else "'cat': left out of their rows"
     assert reason in caplog.text
     assert ("A rank did not send the states of 1 metrics" in caplog.text) is (sent == b"")
@@ -281,7 +281,7 @@ def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptu
     key = Key("odd\0metric\0[false,[[1e400]],false]", 1, 0)
     group: Any = Replayed(1)
     one.exchange([key], group)
-    assert one.pop_values(key) == ({}, 0)
+    assert one.values.pop(key, ({}, 0)) == ({}, 0)
     metric = torchmetrics.SumMetric()
     assert one.series("odd", take_snapshot(metric), [key.name]) != key.name
     assert "'odd' is left out of its rows on rank 0" in caplog.text

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from limits import Limit
 
 from dist_wandb.exchange import membership
+from dist_wandb.exchange.interface import Hooks
 from dist_wandb.exchange.membership import Membership, Situation, generations
 from dist_wandb.exchange.membership.forming import Moved, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
@@ -30,6 +31,7 @@ from dist_wandb.settings.plan import Unit
 
 LONG = 60.0  # seconds; a rank that waits this long fails the test
 SHORT = 0.3
+MOVING = Hooks(move=lambda _: None)
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
@@ -152,7 +154,7 @@ def test_the_lowest_rank_becomes_the_primary_if_rank_0_opens_no_session() -> Non
 
     def arrive(rank: Membership) -> int:
         with pytest.raises(Moved) as moved:
-            rank.arrive(SHORT, Situation(may_move=True))
+            rank.arrive(SHORT, Situation(MOVING))
         return moved.value.primary
 
     job.gather("generation/0", 1, 2, 3)
@@ -165,14 +167,14 @@ def test_a_rank_without_an_exchange_follows_the_new_primary_also_if_rank_0_has_c
     job.rank(1).claim(Generation(0, (), source=1))
     job.publish_opened(0)
     with pytest.raises(Moved) as moved:
-        job.rank(2).arrive(SHORT, Situation(may_move=True, watches=True))
+        job.rank(2).arrive(SHORT, Situation(MOVING, watches=True))
     assert moved.value.primary == 1
 
 
 def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends() -> None:
     job = Job(4)
     with pytest.raises(Moved):
-        job.rank(2).arrive(LONG, Situation(is_due=lambda: True, may_move=True))
+        job.rank(2).arrive(LONG, Situation(MOVING, lambda: True))
 
 
 def test_a_rank_that_ends_with_nothing_to_write_does_not_become_the_primary() -> None:
@@ -180,7 +182,7 @@ def test_a_rank_that_ends_with_nothing_to_write_does_not_become_the_primary() ->
     timer = threading.Timer(generations.APART + 0.2, job.stopped.add, [1])
     timer.start()
     with pytest.raises(Stopped):
-        job.rank(1).arrive(LONG, Situation(is_due=lambda: 1 in job.stopped, may_move=True))
+        job.rank(1).arrive(LONG, Situation(MOVING, lambda: 1 in job.stopped))
     assert job.rank(0).generations.get(0) is None
 
 
@@ -188,7 +190,7 @@ def test_a_primary_that_has_opened_a_session_is_not_replaced() -> None:
     job = Job(4)
     job.publish_opened(0)
     job.gather("generation/0", 1, 2, 3)
-    began = set_of(job.together(lambda rank: rank.arrive(SHORT, Situation(may_move=True)), 1, 2, 3))
+    began = set_of(job.together(lambda rank: rank.arrive(SHORT, Situation(MOVING)), 1, 2, 3))
     assert (began.members, began.lost) == ((1, 2, 3), (0,))
 
 

@@ -13,8 +13,8 @@ from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.participation import Cycle
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.protocol.table import Row, encoded
+from dist_wandb.exchange.protocol.rounds import Rounds, encoded
+from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.reports import Context, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport import Group
@@ -126,7 +126,7 @@ def test_rows_that_cannot_be_kept_for_the_rank_that_writes_are_reported_and_coun
     context = Context(unit_of(second, "global"), DEFAULT_LIMITS, rows, reports, Lifecycle())
     cycle = Cycle(context, rounds, Pacer(DEFAULT_LIMITS, now))
     kept = Row(("loss",), (0,), 0, 0, lanes_of([number_of(1.0)]), {}, (1,))
-    cycle.restore({**cycle.snapshot(), "unwritten": encoded([kept] * 20)})
+    cycle.restore({**rounds.snapshot(), "unwritten": encoded([kept] * 20)})
     cycle.begin(Group(), (1,), lambda _: None)
     rows.posting.post(Contribution({"loss": 1.0}, 7, x=7), rounds, now)
     for _ in range(3):

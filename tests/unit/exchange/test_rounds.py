@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -444,6 +445,21 @@ def test_rows_of_new_names_that_waited_when_a_rank_was_lost_are_flagged(number: 
         unit.exchange()
     unit.write(0, {"acc 0": 1.0, "later": 1.0}, number)
     assert [(row.step, row.missing) for row in unit.rows[1:]] == [*((step, 1) for step in range(number)), (number, 0)]
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0,)])
+def test_rows_of_very_many_names_take_time_in_proportion(ranks: Sequence[int]) -> None:
+    """Such as the norms of all layers: ranks are a second apart, or one rank logs them alone."""
+    unit, values = Unit(2), {f"norm of layer {number}": 1.0 for number in range(2000)}
+    unit.write_on_all({"loss": 1.0})
+    begun = time.process_time()
+    for _ in range(2):
+        for rank in ranks:
+            unit.log(rank, values)
+            unit.settle()
+        unit.give_up(new_only=True)
+    assert time.process_time() - begun < 1.5
+    assert [len(row.names) for row in unit.rows] == [1, 2000, 2000]
 
 
 def test_names_of_one_rank_are_not_flagged_when_another_one_is_lost() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.attachments import Attachments, Contributions
-from dist_wandb.exchange.attachments.gathers import FusedGathers
+from dist_wandb.exchange.attachments import Attachments, Contributions, FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import NUMBER, Key, Series, is_attached, series_of
 from dist_wandb.payloads.gathers import Gathered
@@ -18,10 +16,9 @@ from dist_wandb.payloads.metrics import Snapshot
 NAMES = st.text(st.characters(exclude_characters="\0"))
 
 
-def attachments(*, writes: bool) -> Attachments:
+def attachments() -> Attachments:
     own = Contributions(1, Counter())
-    by_type = {Snapshot: FusedMetrics(own, merges=writes), Gathered: FusedGathers(own, merges=writes)}
-    return Attachments(own, by_type, merges=writes)
+    return Attachments(own, {Snapshot: FusedMetrics(own, merges=True), Gathered: FusedGathers(own, merges=True)})
 
 
 def key(series: Series) -> Key:
@@ -35,18 +32,12 @@ def test_the_series_of_a_number_is_its_name(name: str) -> None:
     assert not is_attached(name)
 
 
-@pytest.mark.parametrize(
-    ("writes", "has_primary", "kinds"),
-    [(True, True, "mti"), (False, True, "mti"), (False, False, "")],
-    ids=["primary", "with the primary", "without it"],
-)
-def test_attachments_wait_for_the_primary(writes: bool, has_primary: bool, kinds: str) -> None:
+def test_attachments_are_exchanged_by_kind() -> None:
     metric, table, images = (key(Series(kind[0], kind)) for kind in ("metric", "table", "images"))
-    due = attachments(writes=writes).due([table, metric, key(Series("loss")), images], has_primary=has_primary)
-    assert "".join(one.name[0] for _, keys in due for one in keys) == kinds
-    assert [attachment.kinds[0] for attachment, _ in due] == ["metric", "table"][: len(due)]  # type: ignore[index]
+    due = attachments().due([table, metric, key(Series("loss")), images])
+    assert [keys for _, keys in due] == [[metric], [table, images]]
 
 
 def test_only_a_metric_needs_the_primarys_own_part() -> None:
-    needs, kinds = attachments(writes=True).needs_primary, ("metric", "table", "images", NUMBER)
+    needs, kinds = attachments().needs_primary, ("metric", "table", "images", NUMBER)
     assert [needs(Series("a", kind).text) for kind in kinds] == [True, False, False, False]

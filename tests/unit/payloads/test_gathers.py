@@ -28,8 +28,7 @@ from PIL import Image
 from processes import wait_until
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments import Contributions
-from dist_wandb.exchange.attachments.gathers import FusedGathers
+from dist_wandb.exchange.attachments import Contributions, FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport import members_of
 from dist_wandb.job.model import Topology
@@ -405,7 +404,7 @@ def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> N
     one, key = FusedGathers(Contributions(0, Counter()), merges=True), Key(Series("t", "table").text, 1, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # the part of a group that is needed
-    assert one.pop_values(key)[0]["t"].rows == [[0, 1]]
+    assert one.values.pop(key, ({}, 0))[0]["t"].rows == [[0, 1]]
 
 
 @pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
@@ -414,7 +413,7 @@ def test_an_invalid_part_of_a_peer_affects_only_its_table(data: bytes | None, ca
     one, key = FusedGathers(Contributions(0, lost), merges=True), Key(Series("t", "table").text, 1, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
-    assert one.pop_values(key)[0] == {}
+    assert one.values.pop(key, ({}, 0))[0] == {}
     assert "'t'" in caplog.text
     assert lost == {"that could not be put together": 1}
 

@@ -99,7 +99,6 @@ class FusedMetrics(Attachment):
             self._warn_of_no_part("keep", key, error)
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> None:
-        """Adopt layouts that the ranks have agreed on, if this rank's states fit into them."""
         for series in [series for series in outbox.names() if series_of(series).kind == _METRIC]:
             waiting = self._contributions.waiting(series)
             adopted = {self.series(series_of(series).name, snapshot, known) for snapshot in waiting}
@@ -134,7 +133,7 @@ class FusedMetrics(Attachment):
             for key, layout, one, *parts in zip(keys, layouts, reduced, *columns, strict=True):
                 is_here = has_blobs >= layout.has_blob and has_more >= one.needs_more
                 if one.contributors:  # otherwise their ranks were lost meanwhile: a metric without data may be NaN
-                    self._values[key] = self._computed(key, one, *parts) if is_here else {}, one.contributors
+                    self.values[key] = self._computed(key, one, *parts) if is_here else {}, one.contributors
 
     def _in_full(self, key: Key) -> bytes:
         snapshot = self._contributions.get(key)

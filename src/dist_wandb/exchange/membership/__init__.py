@@ -61,6 +61,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.interface import Hooks
 from dist_wandb.exchange.membership.forming import Forming, Moved, Over, Stopped, poll_until_stopped
 from dist_wandb.exchange.membership.generations import (
     Arrival,
@@ -84,12 +85,8 @@ _TERM = 2.0  # seconds that an elected rank has to claim a generation, before an
 class Situation:
     """What is asked of a session that waits for the first generation, repeatedly."""
 
+    hooks: Hooks = Hooks()  # noqa: RUF009  # immutable; if they `move`, another rank may become the primary
     is_due: Callable[[], bool] = lambda: False  # has this rank something that was logged some seconds ago, or ends it?
-    is_over: Callable[[], bool] = lambda: False  # has the coordinator ended its session?
-    # does the primary still open its run, or that of an enclosing session, after which it may come to this one?
-    is_opening: Callable[[], bool] = lambda: False
-    failure: Callable[[], str | None] = lambda: None  # why the primary could not open its run, if it could not
-    may_move: bool = False  # whether another rank may become the primary
     patience: float = 0.0  # seconds to wait for ranks that had the session which this one continues
     has_rows: Callable[[], bool] = lambda: False  # has this rank, which has not failed, something that is not written?
     watches: bool = False  # whether it only waits until it is certain which rank writes: there is no exchange
@@ -110,7 +107,7 @@ class Beginning:
 
     def is_urgent(self) -> bool:
         """Return whether to check at once whether it is this rank that has to claim the generation."""
-        return (self._is_first or self._situation.may_move) and self._situation.is_due()
+        return (self._is_first or self._situation.hooks.move is not None) and self._situation.is_due()
 
     def first(self) -> Generation | None:
         """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time.
@@ -125,7 +122,7 @@ class Beginning:
                 raise Moved(0)
             found = found or self._claimed()
         except RendezvousError:
-            if not self._situation.may_move or not self._presence.stand_in:
+            if not self._situation.hooks.move or not self._presence.stand_in:
                 raise
             raise Moved(self._presence.stand_in) from None
         if found is not None and not found.members and found.source is not None:
@@ -135,19 +132,19 @@ class Beginning:
     def _claimed(self) -> Generation | None:
         now, presence, situation = time.monotonic(), self._presence, self._situation
         if self._over_check.is_over(now):
-            if not self._is_first and (failure := situation.failure()):
+            if not self._is_first and (failure := situation.hooks.failure()):
                 raise Over(failure)
-            if situation.is_over() and (situation.watches or not presence.present() - {self._unit.index}):
+            if situation.hooks.is_over() and (situation.watches or not presence.present() - {self._unit.index}):
                 raise Over
-            if situation.may_move:
+            if situation.hooks.move:
                 presence.choose_stand_in(self._within)
         if (self._is_last and len(presence.arrived()) == self._unit.size) or (self._is_first and self._is_complete()):
             return self._claim(())
         is_late = presence.waited >= self._within
-        ends_without_primary = situation.may_move and not self._is_first and situation.is_due()
+        ends_without_primary = situation.hooks.move and not self._is_first and situation.is_due()
         if not (is_late or ends_without_primary) or not self._check.is_over(now):
             return None
-        if not self._is_first and situation.is_opening():
+        if not self._is_first and situation.hooks.is_opening():
             return None
         if is_late:
             return self._membership.elected(0, self._claim_late)
@@ -177,7 +174,7 @@ class Beginning:
 
     def _claim_late(self) -> Generation:
         opened, lowest = self._presence.opened(), min(self._presence.present(), default=0)
-        if self._situation.may_move and 0 not in opened and lowest:
+        if self._situation.hooks.move and 0 not in opened and lowest:
             return self._membership.generations.claim(Generation(0, (), source=lowest))
         if self._situation.watches:
             raise Moved(0)
@@ -218,8 +215,8 @@ class Membership:
         try:
             found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
         except Stopped:
-            may_move = self._unit.index > 0 and situation.may_move and situation.has_rows()
-            if may_move and not self.presence.has_primary() and not situation.is_opening():
+            may_move = self._unit.index > 0 and situation.hooks.move and situation.has_rows()
+            if may_move and not self.presence.has_primary() and not situation.hooks.is_opening():
                 first = self.generations.claim(Generation(0, (), source=min(self.presence.present())))
                 if first.source:
                     raise Moved(first.source) from None
@@ -231,7 +228,7 @@ class Membership:
         for term in itertools.count():
             if self.generations.is_elected(number, term):
                 break
-            claimed = self._until(lambda: self.generations.get(number), interval(_TERM, self._unit.size))
+            claimed = self.until(lambda: self.generations.get(number), interval(_TERM, self._unit.size))
             if claimed is not None:
                 return claimed
         return claim()
@@ -271,7 +268,7 @@ class Membership:
             return self.claim(following, generation)
 
         patience = within if is_first else within + _TERM
-        return self._until(claimed, patience) or self.elected(generation.number + 1, claim)
+        return self.until(claimed, patience) or self.elected(generation.number + 1, claim)
 
     def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
@@ -295,10 +292,6 @@ class Membership:
         following = Generation(generation.number + 1, members, joining, checkpoint.round, index)
         return self.claim(following, generation)
 
-    def await_next(self, generation: Generation, within: float) -> Generation | None:
-        """Wait for the next generation; return `None` if no rank claims it in time."""
-        return self._until(lambda: self.generations.following(generation), within)
-
     def join(self, generation: Generation, within: float) -> Generation:
         """Return the newest generation if this rank is a member, or a later one that it requests to join.
 
@@ -308,7 +301,7 @@ class Membership:
             if self.has_ended(generation):
                 raise Over
             self.generations.join_requests(generation).append(self.presence.own_arrival())
-            following = self._until(functools.partial(self._next_or_over, generation), within)
+            following = self.until(functools.partial(self._next_or_over, generation), within)
             if following is None:
                 raise RendezvousError(
                     f"Rank {self._unit.global_rank} asked to take part again, but no other rank answered within "
@@ -350,5 +343,5 @@ class Membership:
                 self.generations.mark_broken(left)
             left = self.generations.following(left)
 
-    def _until(self, query: Callable[[], Generation | None], within: float) -> Generation | None:
+    def until(self, query: Callable[[], Generation | None], within: float) -> Generation | None:
         return poll_until_stopped(query, within, self._is_stopped, self._unit.size)

@@ -67,15 +67,19 @@ class Generation:
         return other is not None and other.number == self.number - 1
 
     def as_list(self) -> list[Any]:
-        """Return a JSON value of all fields except `number`."""
         members, joined, lost = (spans_of(ranks) for ranks in (self.members, self.joined, self.lost))
-        return [members, joined, self.last_round, self.source, lost, _packed(self.gone), blocks_of(self.nodes)]
+        alike: dict[tuple[str, int], list[int]] = {}  # ranks that left alike, as far apart in the job and the unit
+        for index, departure in self.gone.items():
+            alike.setdefault((departure.how, departure.global_rank - index), []).append(index)
+        gone = [[how, shift, spans_of(indices)] for (how, shift), indices in alike.items()]
+        return [members, joined, self.last_round, self.source, lost, gone, blocks_of(self.nodes)]
 
     @classmethod
     def from_list(cls, number: int, stored: Sequence[Any]) -> Generation:
         members, joined, last_round, source, lost, gone, nodes = stored
         members, joined, lost = (tuple(numbers_in(ranges)) for ranges in (members, joined, lost))
-        return cls(number, members, joined, last_round, source, lost, _unpacked(gone), tuple(values_in(nodes)))
+        departures = {at: Departure(how, at + shift) for how, shift, ranges in gone for at in numbers_in(ranges)}
+        return cls(number, members, joined, last_round, source, lost, departures, tuple(values_in(nodes)))
 
 
 class GenerationStore:
@@ -98,7 +102,6 @@ class GenerationStore:
         return bool(self._keys.claim(f"elected/{number}/{term}", self._index) == self._index)
 
     def get(self, number: int) -> Generation | None:
-        """Return a generation, or `None` if it was not claimed yet."""
         stored = self._keys.try_get(f"generation/{number}")
         return None if stored is None else Generation.from_list(number, stored)
 
@@ -106,7 +109,6 @@ class GenerationStore:
         return self.get(generation.number + 1)
 
     def latest(self, generation: Generation) -> Generation:
-        """Return the newest generation, which may be `generation` itself."""
         while (following := self.following(generation)) is not None:
             generation = following
         return generation
@@ -131,25 +133,11 @@ class GenerationStore:
         return Checkpoint.from_json(self._keys.wait_get(key, "the unit"))
 
     def publish_state(self, generation: Generation, state: dict[str, Any]) -> None:
-        """Publish the members' common state at the end of a generation, for ranks that join the next one."""
         self._keys.publish(f"state/{generation.number + 1}", state)
 
     def state(self, generation: Generation) -> dict[str, Any]:
-        """Return the members' common state at the beginning of a generation that ranks have joined."""
         state: dict[str, Any] = self._keys.wait_get(f"state/{generation.number}", "the unit")
         return state
-
-
-def _packed(gone: Mapping[int, Departure]) -> list[Any]:
-    """Group ranks that have left in the same way, with the same distance between their indices in job and unit."""
-    alike: dict[tuple[str, int], list[int]] = {}
-    for index, departure in gone.items():
-        alike.setdefault((departure.how, departure.global_rank - index), []).append(index)
-    return [[how, shift, spans_of(indices)] for (how, shift), indices in alike.items()]
-
-
-def _unpacked(stored: Sequence[Any]) -> dict[int, Departure]:
-    return {index: Departure(how, index + shift) for how, shift, ranges in stored for index in numbers_in(ranges)}
 
 
 class Arrival(NamedTuple):
@@ -243,7 +231,6 @@ class Presence:
         return Arrival(self._unit.index, self._unit.global_rank, -1 if node is None else node)
 
     def learn(self, arrival: Arrival) -> int:
-        """Store the entry of a rank, and return its index in the unit."""
         self.global_ranks[arrival.member], self.nodes[arrival.member] = arrival.global_rank, arrival.node
         return arrival.member
 
@@ -257,7 +244,6 @@ class Presence:
         return arrived - self.departures.among(arrived)
 
     def counts(self) -> tuple[int, int]:
-        """Return how many ranks have opened a session, and how often ranks have arrived."""
         return self._opened.count(), self._arrivals.count()
 
     def opened(self) -> set[int]:
@@ -266,7 +252,6 @@ class Presence:
         return set(self._opened.values)
 
     def has_primary(self) -> bool:
-        """Return whether rank 0 has opened a session."""
         return has_opened(self._keys, 0)
 
     def publish_before(self, former: Presence) -> None:

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import chain, islice
@@ -65,7 +64,6 @@ def is_attached(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def attached_among(names: Names) -> list[int]:
-    """Return the indices of the names that are attachments."""
     return [at for at, name in enumerate(names) if is_attached(name)]
 
 
@@ -90,7 +88,7 @@ class Call(NamedTuple):
     x: int  # its position: its step, or the last one of its rank; `-1 - calls` before any, with so many earlier calls
     lanes: Lanes
     at: float  # when it was posted
-    own: Any = None  # what its rank alone needs to write its row
+    own: Any = None  # what its rank alone needs to write its row, which may have no names
 
     def cells(self) -> list[Key]:
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
@@ -110,14 +108,12 @@ class Outbox:
         self._shape = lru_cache(_MOST_SHAPES)(tuple[str, ...])  # returns the first of equal tuples
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
-        """Add a call of `log`. One without names is a row of what only this rank keeps for it."""
         names = self._shape(tuple(names))
         call = Call(names, self._count(step, names), step, x, lanes, at, own)
         self.waiting.append(call)
         return call
 
     def extend(self, names: Names, lanes: Lanes, own: Any) -> Call:
-        """Add other names to the last call that waits."""
         last = self.waiting[-1]
         occurrences = (*last.occurrences, *self._count(last.step, names)) if names else last.occurrences
         numbers = [
@@ -163,32 +159,15 @@ class Outbox:
         return renamed
 
     def take(self, number: int) -> Sequence[Call]:
-        self.last = [self.waiting.popleft() for _ in range(number)]
+        self.last = list(islice(self.waiting, number))
+        for _ in self.last:
+            self.waiting.popleft()
         return self.last
-
-    def put_back(self) -> None:
-        self.waiting.extendleft(reversed(self.last))
-        self.last = ()
 
     def names(self, most: int | None = None) -> list[str]:
         """Return the names of all calls, or of the oldest ones, in the order in which they were logged."""
         shapes = dict.fromkeys(call.names for call in islice(self.waiting, most))
         return list(dict.fromkeys(name for shape in shapes for name in shape))
-
-    def known(self, names: AbstractSet[str], most: int) -> list[Call]:
-        """Return the oldest calls before the first one with an unknown name: no further one after `most` values."""
-        calls, values = [], 0
-        checked: set[int] = set()
-        for call in self.waiting:
-            if id(call.names) not in checked:
-                if not names >= {*call.names}:
-                    break
-                checked.add(id(call.names))
-            calls.append(call)
-            values += len(call.names) or 1
-            if values >= most:
-                break
-        return calls
 
 
 class Intent(IntEnum):
@@ -247,12 +226,7 @@ class Offer(NamedTuple):
     counts: Mapping[str, int] = {}  # how often it logged each name without a step; when closing
 
     def encoded(self, numbers: dict[str, int]) -> bytes:
-        """Return it as bytes, given the numbers of the names."""
-        blocks = []
-        for names, occurrences, *rest in self.blocks:
-            are_equal = names and occurrences.count(occurrences[0]) == len(names)
-            counts = occurrences[0] if are_equal else occurrences
-            blocks.append((_spans(map(numbers.__getitem__, names)), counts, *rest))
+        blocks = [([*map(numbers.__getitem__, names)], *rest) for names, *rest in self.blocks]
         return f"{_as_text(self[1:])}\n{_as_text(blocks)}".encode()
 
     @classmethod
@@ -261,7 +235,7 @@ class Offer(NamedTuple):
         state, _, calls = data.partition(b"\n")
         try:
             if calls not in known:
-                known[calls] = _blocks(names, json.loads(calls))
+                known[calls] = list(_blocks(names, json.loads(calls)))
             offer = cls._make((known[calls], *json.loads(state)))
             patience, counts = (offer.give_up_new, offer.give_up_all), offer.counts.values()
             _check_type(int, offer.old, offer.more, *patience, offer.published, *counts)
@@ -273,34 +247,17 @@ class Offer(NamedTuple):
             raise ValueError(f"a rank sent {len(data)} bytes that are not an offer of calls") from error
 
 
-def _spans(numbers: Iterable[int]) -> list[int]:
-    """Return runs of consecutive numbers, in their order: the first number and the length of each run."""
-    spans: list[int] = []
-    for number in numbers:
-        if spans and number == spans[-2] + spans[-1]:
-            spans[-1] += 1
-        else:
-            spans += (number, 1)
-    return spans
-
-
-def _blocks(names: Sequence[str], blocks: Iterable[Sequence[Any]]) -> list[Block]:
-    found: list[Block] = []
+def _blocks(names: Sequence[str], blocks: Iterable[Sequence[Any]]) -> Iterator[Block]:
     values = widest = 0
-    for spans, occurrences, step, stride, x, x_stride, number in blocks:
-        own: list[str] = []
-        for at, length in zip(spans[::2], spans[1::2], strict=True):
-            own += names[at : at + length]
-        counts = (occurrences,) * len(own) if isinstance(occurrences, int) else tuple(occurrences)
-        _check_type(int, *counts, *spans, stride, x, x_stride, number, 0 if step is None else step)
-        if not len(counts) == len(own) == len(set(own)) == sum(spans[1::2]) or min(number - 1, *spans, *counts, 0) < 0:
+    for own, occurrences, step, stride, x, x_stride, number in blocks:
+        _check_type(int, *own, *occurrences, stride, x, x_stride, number, 0 if step is None else step)
+        if not len(own) == len(occurrences) == len(set(own)) or min(number - 1, *own, *occurrences, 0) < 0:
             raise ValueError("a block without calls, or with unknown names")
-        found.append(Block(tuple(own), counts, step, stride, x, x_stride, number))
+        yield Block(tuple([names[at] for at in own]), tuple(occurrences), step, stride, x, x_stride, number)
         values += number * (len(own) or 1)
         widest = max(widest, len(own))
     if values > MOST_VALUES + widest:
         raise ValueError("more values than any rank offers at once")
-    return found
 
 
 def _check_type(kind: type, *values: object) -> None:
@@ -337,7 +294,6 @@ class Party:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of all calls, also of taken ones."""
         return frozenset[str]().union(*(block.names for block in self._blocks))
 
     def advance(self, number: int) -> None:
@@ -347,18 +303,6 @@ class Party:
             if number < block.number:
                 self.left.appendleft(block.from_call(number))
             number -= min(number, block.number)
-
-
-def parties_of(offers: Mapping[Ranks, Offer]) -> list[Party]:
-    """Return the parties of the ranks that have made these offers: ordered by their lowest ranks, as the offers are."""
-    parties: dict[int, Party] = {}
-    for ranks, offer in offers.items():
-        party = parties.get(id(offer.blocks))
-        if party is None:
-            party = parties[id(offer.blocks)] = Party(offer.blocks, min(ranks))
-        party.ranks |= ranks
-        party.old = max(party.old, offer.old)
-    return list(parties.values())
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,8 @@ rests on the order of a rank's calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 Ranks = frozenset[int]
 
@@ -45,7 +46,6 @@ class Progress:
         return (newest, at) if other is None else (newest, max(at, other[1]))
 
     def later(self, ranks: Ranks, serial: int) -> Ranks:
-        """Return those that have contributed to a later cell."""
         if serial >= self._newest[0]:
             return NOBODY
         return frozenset(rank for rank in ranks if self.of(rank)[0] > serial)
@@ -66,7 +66,7 @@ class Contributors:
         self.usual: dict[str, Ranks] = {}  # by name: who logs it, once it was written
         self.version: int = 0  # changes when ranks come or go, or start or stop to log a name
         self._progress: dict[str, Progress] = {}  # by name
-        self._latest: Progress = Progress()  # with any name
+        self.latest: Progress = Progress()  # with any name
         self._steps: Progress = Progress()  # the same, by steps that the user gave in place of serials
 
     @property
@@ -91,14 +91,6 @@ class Contributors:
                 return behind, True
         return (rest - (beside - self.interleaved) if usual is None else NOBODY), False
 
-    def others(self, name: str, ranks: Ranks) -> Ranks:
-        """Return members that usually log a name as well, though they may have closed."""
-        return (self.usual.get(name, NOBODY) & self.members) - ranks - self.silent.keys()
-
-    def passed(self, ranks: Ranks, serial: int) -> Ranks:
-        """Return those that have contributed to a later cell."""
-        return self._latest.later(ranks, serial)
-
     def beyond(self, step: int) -> Ranks:
         """Return those that have given a later step, if no rank's steps ever fall."""
         return NOBODY if self._steps.falls else self._steps.later(self.present, step)
@@ -114,7 +106,7 @@ class Contributors:
             rank
             for rank, since in away
             if (usual is not None and rank in usual)
-            or (self._latest.of(rank)[0] == NEVER and (rank in self.lost or born <= since))
+            or (self.latest.of(rank)[0] == NEVER and (rank in self.lost or born <= since))
             or (rank in self.lost and born <= since and (usual is None or rank in self._progress[name].without))
             or (usual is None and rank in self.lost and self._has_given(rank, name))
         )
@@ -137,7 +129,7 @@ class Contributors:
             if progress is None:
                 progress = self._progress[name] = Progress(self.lost)
             progress.note(ranks, serial, number)
-        self._latest.note(ranks, serial, number)
+        self.latest.note(ranks, serial, number)
         if step is not None:
             self._steps.note(ranks, step, number)
         if self.silent and not self.silent.keys().isdisjoint(ranks):
@@ -158,7 +150,7 @@ class Contributors:
         """Record that ranks were given up that did not contribute to a cell, in the round of this number."""
         self.version += 1
         for rank in ranks:
-            if self._latest.of(rank)[1] <= born:
+            if self.latest.of(rank)[1] <= born:
                 self.silent[rank] = number  # nothing came from it since
             elif name in self.usual and self._progress[name].of(rank)[1] <= born:
                 self.usual[name] -= {rank}  # it goes on, but not with this name
@@ -166,7 +158,7 @@ class Contributors:
 
     def give_up_new(self, ranks: Ranks) -> None:
         """Record that ranks were given up that may never log; the primary is asked again for each name."""
-        quiet = frozenset(rank for rank in ranks if rank and self._latest.of(rank)[0] == NEVER)
+        quiet = frozenset(rank for rank in ranks if rank and self.latest.of(rank)[0] == NEVER)
         if not quiet <= self.quiet:
             self.quiet |= quiet
             self.version += 1
@@ -180,6 +172,13 @@ class Contributors:
         self.quiet &= members
         self.version += 1
 
-    def close(self, ranks: Ranks) -> None:
-        self.closed |= ranks
-        self.version += 1
+
+class Patience(NamedTuple):
+    """What rows wait for in a round."""
+
+    most_open: int  # how many rows may be open
+    needs_primary: Callable[[str], bool]  # see `Rounds`
+    of_new: int = NEVER  # rounds up to which cells of names that were never written have waited long enough
+    of_all: int = NEVER  # the same for all cells
+    everything: bool = False  # whether all ranks pause or close: nothing is waited for
+    behind: bool = False  # whether some rank has more waiting than it could offer: nobody is given up now

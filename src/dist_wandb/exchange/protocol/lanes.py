@@ -114,7 +114,6 @@ def placed(lanes: Lanes, places: Sequence[int], names: int) -> Lanes:
 
 
 def number_at(sums: Sequence[float], maxima: Sequence[float], index: int, names: int) -> Number:
-    """Return the number of one of so many names in lanes."""
     weighted, weight, plain, counts = sums[index : SUMS * names : names]
     return Number(weighted, weight, plain, counts, maxima[index], maxima[names + index])
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count, islice, zip_longest
+from itertools import chain, islice, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
-from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes, parties_of
+from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NO_NUMBER, NOTHING, SUMS, Lanes, Number, number_at, placed
-from dist_wandb.exchange.protocol.placing import Known, Owner, Remembered
+from dist_wandb.exchange.protocol.memory import Known, Owner, Remembered
 from dist_wandb.exchange.protocol.table import Row, Table
 
 
@@ -37,14 +37,6 @@ class Segment(NamedTuple):
     starts: Mapping[int, int]  # by lowest rank of a party, the owner first: the index of its first call in its offer
     places: Mapping[int, tuple[int, ...] | None]  # in the same way: the indices of its names; `None`: of all
     lacks: Mapping[int, Ranks] = {}  # by index of a cell to which not all ranks contribute: those that are missing
-
-    @property
-    def owner(self) -> int:
-        return next(iter(self.starts))
-
-    def giver(self, index: int) -> int:
-        """Return the lowest rank whose calls have a name."""
-        return next(rank for rank, places in self.places.items() if places is None or index in places)
 
 
 class Taken(NamedTuple):
@@ -67,22 +59,22 @@ class Plan:
         self._rank = rank
         self._calls = calls
         axes = frozenset(table.axes).union(*map(attrgetter("new_axes"), offers.values()))
-        self._parties = parties_of(offers)
-        self.party: Party | None = next((party for party in self._parties if rank in party.ranks), None)
+        self.party: Party | None = None  # of this rank
+        parties: dict[int, Party] = {}  # in the order of their lowest ranks, as the offers are
+        for ranks, offer in offers.items():
+            party = parties.setdefault(id(offer.blocks), Party(offer.blocks, min(ranks)))
+            party.ranks |= ranks
+            party.old = max(party.old, offer.old)
+            self.party = party if rank in ranks else self.party
+        self._parties = list(parties.values())
         self._segments = _matched(table, self._parties, axes)
-        self.chosen: list[Taken] = _chosen(table, self._parties, axes)  # the calls that go into the table
-        self.touched: dict[Key, None] = {}  # the cells of the table to which ranks contribute
-        for one in self.chosen:
-            self.touched.update(dict.fromkeys(one.cells))
-
-    def waiting(self) -> Ranks:
-        """Return the ranks on which something waits after the round."""
-        waiting = NOBODY
-        for ranks, offer in self.offers.items():
-            waiting |= ranks if offer.more else NOBODY
-        for party in self._parties:
-            waiting |= party.ranks if party.left else NOBODY
-        return waiting
+        left = list(filter(attrgetter("left"), self._parties))
+        self.chosen: list[Taken] = _chosen(table, left, axes) if left else []  # the calls that go into the table
+        # the cells of the table to which ranks contribute
+        self.touched: dict[Key, None] = dict.fromkeys(chain.from_iterable(map(attrgetter("cells"), self.chosen)))
+        behind = [ranks for ranks, offer in offers.items() if offer.more]
+        # those on which something waits after the round
+        self.waiting: Ranks = NOBODY.union(*behind, *(party.ranks for party in left if party.left))
 
     def having(self, intent: Intent) -> Ranks:
         return NOBODY.union(*(ranks for ranks, offer in self.offers.items() if offer.intent is intent))
@@ -90,46 +82,42 @@ class Plan:
     # The lists
 
     def pack(self) -> Lanes:
-        """Return this rank's lists: one to reduce by sum, one to reduce by maximum."""
         sums: list[float] = []
         maxima: list[float] = []
+        lowest = self.party.lowest if self.party else -1
         for segment in self._segments:
-            self._pack_segment(segment, sums, maxima)
-        if self.chosen:
-            self._pack_chosen(sums, maxima)
-        return sums, maxima
-
-    def _pack_segment(self, segment: Segment, sums: list[float], maxima: list[float]) -> None:
-        lowest, rows = self.party.lowest if self.party else -1, segment.rows
-        names, slots, start = len(rows.names), len(segment.axes), segment.starts.get(lowest)
-        if start is None:
-            sums += [0.0] * ((SUMS * names + slots) * rows.number)
-            maxima += [NOTHING] * (MAXIMA * names * rows.number)
-            return
-        places = segment.places[lowest]
-        mine = [segment.giver(at) == self._rank for at in segment.axes] if slots else []
-        for call in self._calls[start : start + rows.number]:
-            own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
-            sums += own_sums
-            maxima += own_maxima
-            if slots:
-                own = [_of_axis(number_at(own_sums, own_maxima, index, names)) for index in segment.axes]
-                sums += [value if is_mine else 0.0 for value, is_mine in zip(own, mine, strict=True)]
-
-    def _pack_chosen(self, sums: list[float], maxima: list[float]) -> None:
-        mine: dict[Key, Number] = {}
+            rows, names, slots = segment.rows, len(segment.rows.names), len(segment.axes)
+            start = segment.starts.get(lowest)
+            if start is None:
+                sums += [0.0] * ((SUMS * names + slots) * rows.number)
+                maxima += [NOTHING] * (MAXIMA * names * rows.number)
+                continue
+            places = segment.places[lowest]
+            mine = [  # whether the lowest rank whose calls have an x axis is this one
+                next(rank for rank, those in segment.places.items() if those is None or at in those) == self._rank
+                for at in segment.axes
+            ]
+            for call in self._calls[start : start + rows.number]:
+                own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
+                sums += own_sums
+                maxima += own_maxima
+                if slots:
+                    own = [_of_axis(number_at(own_sums, own_maxima, index, names)) for index in segment.axes]
+                    sums += [value if is_mine else 0.0 for value, is_mine in zip(own, mine, strict=True)]
+        numbers: dict[Key, Number] = {}
         for one in self.chosen:
             if one.party is not self.party:
                 sums += [0.0] * len(one.axes)
                 continue
             call = self._calls[one.number]
             is_owner, names = one.party.lowest == self._rank, len(call.names)
-            mine.update((key, number_at(*call.lanes, at, names)) for key, at in one.cells.items())
+            numbers.update((key, number_at(*call.lanes, at, names)) for key, at in one.cells.items())
             sums += [_of_axis(number_at(*call.lanes, at, names)) if is_owner else 0.0 for at in one.axes.values()]
         for key in self.touched:
-            number = mine.get(key, NO_NUMBER)
+            number = numbers.get(key, NO_NUMBER)
             sums += number[:SUMS]
             maxima += number[SUMS:]
+        return sums, maxima
 
     def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[Row], dict[Owner, int]]:
         """Apply the reduced lists; return the complete rows, and the places of the calls in the table, in its order."""
@@ -138,7 +126,7 @@ class Plan:
         for segment in self._segments:
             rows += self._rows_of(segment, *rest)
         table, taken, places = self._table, self._table.taken, dict[Owner, int]()
-        calls = table.placing.calls
+        calls = table.calls
         for place, one in enumerate(self.chosen):
             axes, lowest = _axes(one.axes, rest[0]), one.party.lowest
             known = Known(one.call.step, one.call.x, axes, list(one.cells))
@@ -161,9 +149,9 @@ class Plan:
         table, cells, ranks = self._table, segment.cells, segment.ranks
         names, counts = segment.rows.names, tuple(map(len, ranks))
         missing, wide, high = len(NOBODY.union(*segment.lacks.values())), SUMS * len(names), MAXIMA * len(names)
-        is_without_axes = len(cells) == len(names)
         start = segment.starts.get(self.party.lowest) if self.party else None
-        owner, first = segment.owner, table.taken.get(segment.owner, 0) + segment.starts[segment.owner]
+        owner, owner_start = next(iter(segment.starts.items()))
+        first = table.taken.get(owner, 0) + owner_start
         for index in range(segment.rows.number):
             table.serial += 1
             lanes = [*islice(sums, wide)], [*islice(maxima, high)]
@@ -174,8 +162,16 @@ class Plan:
             axes = _axes([names[at] for at in segment.axes], sums) if segment.axes else {}
             _, occurrences, step, _, x, *_ = segment.rows.from_call(index)
             row = Row(names, occurrences, step, x, lanes, axes, counts, missing, serial=table.serial)
-            if not is_without_axes:
-                row = _without_axes(row, cells)
+            if len(cells) < len(names):  # without x axes
+                row = row._replace(
+                    names=tuple([names[cell] for cell in cells]),
+                    occurrences=tuple([occurrences[cell] for cell in cells]),
+                    lanes=(
+                        [lanes[0][lane * len(names) + cell] for lane in range(SUMS) for cell in cells],
+                        [lanes[1][lane * len(names) + cell] for lane in range(MAXIMA) for cell in cells],
+                    ),
+                    ranks=tuple([counts[cell] for cell in cells]),
+                )
             if segment.lacks:
                 lacks = [segment.lacks.get(cell, NOBODY) for cell in cells]
                 givers = [ranks[cell] for cell in cells]
@@ -207,8 +203,18 @@ def _matched(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> li
 
 def _from(first: Party, table: Table, parties: Sequence[Party], axes: frozenset[str]) -> Segment | None:
     """Match the next calls of a party with those of others; take them if they are complete rows."""
-    group = _partners(first, parties, axes)
-    found = _joint(group, axes)
+    group, reached = {first: first.left[0]}, [first.left[0]]  # with all parties that share cells, directly or not
+    while reached and len(group) < len(parties):
+        one = reached.pop()
+        for party in parties:
+            if party in group or not party.left or party.left[0].step != one.step:
+                continue
+            other = party.left[0]
+            is_equal = one.names == other.names and one.occurrences == other.occurrences
+            if one.names if is_equal else not {*one.cells(axes)}.isdisjoint(other.cells(axes)):
+                group[party] = other
+                reached.append(other)
+    found = _joint(dict(sorted(group.items(), key=lambda one: one[0].lowest)) if len(group) > 1 else group, axes)
     if found is None:
         return None
     ranks, rows, number, lacks = table.ranks, found.rows, found.rows.number, {}
@@ -220,33 +226,16 @@ def _from(first: Party, table: Table, parties: Sequence[Party], axes: frozenset[
             return None
         if any(name in party.names and not party.ranks <= those for party in parties):
             return None  # another rank offers it in a later call
-        number = next((at for at in range(number) if not table.is_new(rows.key(index, at))), number)
+        for at in range(number):
+            if (key := rows.key(index, at)) in table.cells or key in table.memory.index:  # not the first of a cell
+                number = at
+                break
         lacks[index] = ranks.lacking(name, those, table.round + 1)
     if not number:
         return None
     for party in group:
         party.advance(number)
     return found._replace(rows=rows._replace(number=number), lacks=lacks)
-
-
-def _partners(first: Party, parties: Sequence[Party], axes: frozenset[str]) -> dict[Party, Block]:
-    """Return the parties whose next calls share cells with that of one party, directly or not, by rank."""
-    group = {first: first.left[0]}
-    reached = [first.left[0]]
-    while reached and len(group) < len(parties):
-        block = reached.pop()
-        for party in parties:
-            if party.left and party not in group and _share(block, party.left[0], axes):
-                group[party] = party.left[0]
-                reached.append(party.left[0])
-    return dict(sorted(group.items(), key=lambda one: one[0].lowest)) if len(group) > 1 else group
-
-
-def _share(one: Block, other: Block, axes: frozenset[str]) -> bool:
-    """Return whether the first calls of two blocks share a cell."""
-    if one.step == other.step and one.names == other.names and one.occurrences == other.occurrences:
-        return bool(one.names)
-    return one.step == other.step and not {*one.cells(axes)}.isdisjoint(other.cells(axes))
 
 
 def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None:
@@ -280,23 +269,39 @@ def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None
 
 def _chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Taken]:
     """Return the calls that go into the table, in order, and take them."""
-    if not any(map(attrgetter("left"), parties)) or _all_wait(table, parties, axes):
+    if _all_wait(table, parties, axes):
         return []
-    calls = {party: list(_remaining(party, axes)) for party in parties}
-    groups = _groups(list(chain(*calls.values())))
+    calls: dict[Party, list[Taken]] = {party: [] for party in parties}
     givers: dict[Key, Ranks] = {}
-    for call in chain(*calls.values()):
-        for key in call.cells:
-            givers[key] = givers.get(key, NOBODY) | call.party.ranks
-    group_of = {(call.party, call.number): group for group in groups for call in group}
-    waiting = [group for group in groups if not _is_complete(group, table, givers)]
+    group_of: dict[Key, list[Taken]] = {}  # the calls that share cells, directly or not
+    for party, mine in calls.items():
+        for block in party.left:
+            cells, of_axes = cells_and_axes(block.names, axes)
+            at_axes = {block.names[at]: at for at in of_axes}
+            for first in map(block.from_call, range(block.number)):
+                keys = {Key(block.names[at], first.step, first.occurrences[at]): at for at in cells}
+                call = Taken(party, party.taken + len(mine), first, keys, at_axes)
+                mine.append(call)
+                joined = {id(group_of[key]): group_of[key] for key in keys if key in group_of}
+                group = max(joined.values(), key=len, default=[])
+                moved = [call, *chain(*(one for one in joined.values() if one is not group))]
+                group += moved
+                for one in moved:
+                    group_of.update(dict.fromkeys(one.cells, group))
+                givers.update((key, givers.get(key, NOBODY) | party.ranks) for key in keys)
+    waiting: list[list[Taken]] = []
+    for group in {id(one): one for one in group_of.values()}.values():
+        here, shared = NOBODY.union(*(call.party.ranks for call in group)), chain(*(call.cells for call in group))
+        is_old = any(call.number < call.party.old for call in group)
+        if not is_old and any(_awaited(table, key, givers[key], here) for key in dict.fromkeys(shared)):
+            waiting.append(group)
     while waiting:
         group = waiting.pop()
         while group:  # until it is empty: it may come again
             call = group.pop()
             mine, ahead = calls[call.party], call.number - call.party.taken
             later, mine[ahead:] = mine[ahead:], []
-            waiting += [group_of[other.party, other.number] for other in later]
+            waiting += [group_of[key] for other in later for key in islice(other.cells, 1)]
     for party, mine in calls.items():
         party.advance(len(mine))
     return [call for ahead in zip_longest(*calls.values()) for call in ahead if call is not None]
@@ -304,9 +309,9 @@ def _chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> lis
 
 def _all_wait(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> bool:
     """Return whether the next call of each party waits for others, and so all calls behind it: looks at these only."""
-    left = [party for party in parties if party.left]
-    if any(party.taken < party.old for party in left):
+    if any(party.taken < party.old for party in parties):
         return False
+    left = parties
     while left:  # with what these parties may give at most
         here = NOBODY.union(*(party.ranks for party in left))
         moving = []
@@ -334,61 +339,10 @@ def _awaited(table: Table, key: Key, givers: Ranks, here: Ranks) -> Ranks:
     return rest if key.name in ranks.usual else rest - here
 
 
-def _remaining(party: Party, axes: frozenset[str]) -> Iterator[Taken]:
-    number = count(party.taken)
-    for block in party.left:
-        cells, of_axes = cells_and_axes(block.names, axes)
-        at_axes = {block.names[at]: at for at in of_axes}
-        for call in map(block.from_call, range(block.number)):
-            keys = {Key(block.names[at], call.step, call.occurrences[at]): at for at in cells}
-            yield Taken(party, next(number), call, keys, at_axes)
-
-
-def _groups(calls: Sequence[Taken]) -> list[list[Taken]]:
-    root = list(range(len(calls)))
-
-    def root_of(number: int) -> int:
-        while root[number] != number:
-            root[number] = number = root[root[number]]
-        return number
-
-    first: dict[Key, int] = {}
-    for number, call in enumerate(calls):
-        for key in call.cells:
-            root[root_of(number)] = root_of(first.setdefault(key, number))
-    groups: dict[int, list[Taken]] = {}
-    for number, call in enumerate(calls):
-        groups.setdefault(root_of(number), []).append(call)
-    return list(groups.values())
-
-
-def _is_complete(group: Sequence[Taken], table: Table, givers: Mapping[Key, Ranks]) -> bool:
-    if any(call.number < call.party.old for call in group):
-        return True
-    here = NOBODY.union(*(call.party.ranks for call in group))
-    return not any(
-        _awaited(table, key, givers[key], here) for key in dict.fromkeys(chain(*(one.cells for one in group)))
-    )
-
-
-def _without_axes(row: Row, cells: Sequence[int]) -> Row:
-    names, (sums, maxima) = len(row.names), row.lanes
-    return row._replace(
-        names=tuple([row.names[cell] for cell in cells]),
-        occurrences=tuple([row.occurrences[cell] for cell in cells]),
-        lanes=(
-            [sums[lane * names + cell] for lane in range(SUMS) for cell in cells],
-            [maxima[lane * names + cell] for lane in range(MAXIMA) for cell in cells],
-        ),
-        ranks=tuple([row.ranks[cell] for cell in cells]),
-    )
-
-
 def _of_axis(number: Number) -> float:
     return number.plain if number.given else math.nan  # what is sent for no value
 
 
 def _axes(names: Iterable[str], slots: Iterator[float]) -> dict[str, float]:
-    """Return the values of the next x axes, as they are written."""
     values = [(name, next(slots)) for name in names]
     return {name: int(value) if value.is_integer() else value for name, value in values if not math.isnan(value)}

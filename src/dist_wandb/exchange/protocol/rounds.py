@@ -32,6 +32,7 @@ Invariants
 
 from __future__ import annotations
 
+import base64
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,10 +40,12 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Intent, Key, Offer, Outbox, blocks_of
-from dist_wandb.exchange.protocol.contributors import NEVER, Ranks
-from dist_wandb.exchange.protocol.plan import Plan, Taken
-from dist_wandb.exchange.protocol.table import Conclusion, Patience, Row, Table, decoded, encoded
+from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
+from dist_wandb.exchange.protocol.contributors import NEVER, Contributors, Patience, Progress, Ranks
+from dist_wandb.exchange.protocol.lanes import Number
+from dist_wandb.exchange.protocol.memory import Cell, Known, Memory
+from dist_wandb.exchange.protocol.plan import Plan
+from dist_wandb.exchange.protocol.table import Conclusion, Row, Table
 
 Offers = Mapping[bytes, Ranks]
 """What the ranks have offered: each different offer once, with the ranks that have made it."""
@@ -81,39 +84,7 @@ class Outcome:
     uneven: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
-class _Kept:
-    """What one rank alone keeps for the rows of its calls, until these are written."""
-
-    def __init__(self) -> None:
-        self.own: dict[Key, Any] = {}  # by the first cell of the call
-        self.lost: list[Row] = []  # of what was kept for cells that are not written with it
-
-    def take(self, one: Taken, own: Any, serial: int) -> list[Row]:
-        """Keep it for a call that goes into the table; return a row if the call, with this serial, has no cells."""
-        if own is not None and one.cells:
-            self.own[next(iter(one.cells))] = own
-            return []
-        return [] if own is None else [_without_numbers(one.call.step, one.call.x, own, serial)]
-
-    def lose(self, keys: Iterable[Key]) -> None:
-        """Turn what is kept for cells that will not be written with it into rows of their own."""
-        for key in keys:
-            if key in self.own:
-                self.lost.append(_without_numbers(key.step, -1 if key.step is None else key.step, self.own.pop(key)))
-
-    def complete(self, rows: Iterable[Row]) -> list[Row]:
-        """Return rows of the table with what this rank keeps for them, and the rows that are `lost`, once."""
-        found = []
-        for row in rows:
-            own = [self.own.pop(key) for key in row.cells() if key in self.own] if self.own else []
-            found.append(row._replace(own=own) if own else row)
-        found += self.lost
-        self.lost = []
-        return found
-
-
 def _without_numbers(step: int | None, x: int, own: Any, serial: int = 0) -> Row:
-    """Return a row only of what one rank alone keeps for it."""
     return Row((), (), step, x, ([], []), {}, (), own=(own,), serial=serial)
 
 
@@ -143,7 +114,10 @@ class Rounds:
         self._hold_of_part = hold_of_part
         self._patience = Patience(most_open, needs_primary)
         self._gives_up = (NEVER, NEVER)  # up to these rounds: cells of new names, all cells
-        self._kept = _Kept()
+        # What this rank alone keeps for the rows of its calls, until these are written: by the first cell of the call;
+        # and rows of what was kept for cells that are not written with it.
+        self._kept: dict[Key, Any] = {}
+        self._rest: list[Row] = []
 
     # Calls of this rank, which are posted in `outbox`
 
@@ -152,17 +126,27 @@ class Rounds:
         self._gives_up = max(self._gives_up[0], new), max(self._gives_up[1], every)
 
     def put_back(self) -> None:
-        """Put the last round's calls back: the others interrupted that round and continue from before it."""
+        # the others interrupted the last round, and continue from before it
         for key in chain(*(call.cells() for call in self.outbox.last)):
-            self._kept.own.pop(key, None)
-        self.outbox.put_back()
+            self._kept.pop(key, None)
+        self.outbox.waiting.extendleft(reversed(self.outbox.last))
+        self.outbox.last = ()
 
     # A round
 
     def offer(self, now: float, *, regroup: bool = False) -> bytes:
         """Return what this rank tells the others before the round; `regroup` requests a new generation after it."""
         table, outbox, side = self.table, self.outbox, self.side_data
-        calls = outbox.known(table.names.keys(), MOST_VALUES)
+        calls, values, known = list[Call](), 0, set[int]()
+        for call in outbox.waiting:
+            if id(call.names) not in known:
+                if not table.names.keys() >= {*call.names}:
+                    break
+                known.add(id(call.names))
+            calls.append(call)
+            values += len(call.names) or 1
+            if values >= MOST_VALUES:
+                break
         is_open, rest = self.intent is Intent.OPEN, len(outbox.waiting) - len(calls)
         if calls and not rest and is_open and outbox.may_grow and now - calls[-1].at < self._hold_of_part:
             calls.pop()
@@ -195,7 +179,7 @@ class Rounds:
 
     def unpack(self, plan: Plan, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
         """Apply the reduced lists of a round, which are empty if it had no numbers."""
-        table, waiting, taken = self.table, plan.waiting(), plan.party.taken if plan.party else 0
+        table, waiting, taken = self.table, plan.waiting, plan.party.taken if plan.party else 0
         table.round += 1
         table.told.clear()
         _learn(table, plan.offers, self.side_data.paths)
@@ -205,7 +189,11 @@ class Rounds:
         for place, one in enumerate(plan.chosen):
             if one.party is plan.party:
                 late += [key for key in one.cells if table.cells[key].shown is not None]
-                own_rows += [(place, row) for row in self._kept.take(one, calls[one.number].own, first + place)]
+                own = calls[one.number].own
+                if own is not None and one.cells:
+                    self._kept[next(iter(one.cells))] = own
+                elif own is not None:
+                    own_rows.append((place, _without_numbers(one.call.step, one.call.x, own, first + place)))
         each: Any = Offer._make(zip(*plan.offers.values(), strict=True))  # the fields of all offers
         takes_all, is_crowded = not waiting, len(table.open) > self._patience.most_open
         patience = self._patience._replace(
@@ -226,13 +214,13 @@ class Rounds:
         table.memory.forget(table.names)
         told: dict[str, list[Key]] = {"gave up": [], "too late": []}
         for what, key, ranks in table.told:
-            if self._rank in ranks:
-                told[what].append(key)
-        self._kept.lose(told["too late"])
-        if finished or own_rows or self._kept.lost:
-            rows[:0] = self._kept.complete(row for owner, row in finished if owner not in places)  # taken earlier
+            told[what] += (key,) if self._rank in ranks else ()
+        if told["too late"]:
+            self._lose(told["too late"])
+        if finished or own_rows or self._rest:
+            rows[:0] = self._complete(row for owner, row in finished if owner not in places)  # taken earlier
             later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
-            rows += self._kept.complete(row for _, row in sorted(later, key=itemgetter(0)))
+            rows += self._complete(row for _, row in sorted(later, key=itemgetter(0)))
         done, regroup = patience.everything, any(each.regroup)
         # not yet if there were rows: a rank may now have to wait for the one that writes them
         is_over = done and not finished and not any(each.blocks)
@@ -251,8 +239,29 @@ class Rounds:
             lost=tuple(told["too late"]),
             silent=tuple(told["gave up"]),
             differing=tuple(plan.differing),
-            uneven=table.uneven() if is_closed else {},
+            uneven={
+                name: counts
+                for name, counts in (table.counts.items() if is_closed else ())
+                if len({*counts.values()}) > 1 and name not in table.axes
+            },
         )
+
+    def _lose(self, keys: Iterable[Key]) -> None:
+        """Turn what is kept for cells that will not be written with it into rows of their own."""
+        for key in keys:
+            if key in self._kept:
+                x = -1 if key.step is None else key.step
+                self._rest.append(_without_numbers(key.step, x, self._kept.pop(key)))
+
+    def _complete(self, rows: Iterable[Row]) -> list[Row]:
+        """Return rows of the table with what this rank keeps for them, and the rest, once."""
+        found = []
+        for row in rows:
+            own = [self._kept.pop(key) for key in row.cells() if key in self._kept] if self._kept else []
+            found.append(row._replace(own=own) if own else row)
+        found += self._rest
+        self._rest = []
+        return found
 
     # Between rounds, on all ranks
 
@@ -261,13 +270,12 @@ class Rounds:
         self.table.resize(frozenset(members), frozenset(lost))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the shared state as JSON values, from which a joining rank can continue with the others."""
+        # as JSON values, for a joining rank: plain objects, by their attributes
         return {"table": encoded(self.table)}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Take over the shared state. This rank's outbox is kept."""
         self.table = decoded(snapshot["table"])
-        self._kept.lose([key for key in self._kept.own if key not in self.table.cells])
+        self._lose([key for key in self._kept if key not in self.table.cells])
 
     # Remaining work
 
@@ -277,7 +285,6 @@ class Rounds:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that this rank posted is finished."""
         return not self.outbox.waiting and not any(True for _ in self.own_open())
 
     def own_open(self) -> Iterable[Key]:
@@ -299,3 +306,43 @@ def _learn(table: Table, offers: Mapping[Ranks, Offer], paths: dict[str, tuple[s
             table.ranks.version += 1
         for name, count in offer.counts.items():
             table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
+
+
+_TUPLES = {kind.__name__: kind for kind in (Key, Known, Number, Row)}
+_OBJECTS = {kind.__name__: kind for kind in (Cell, Contributors, Memory, Progress, Table)}
+
+
+def encoded(value: Any) -> Any:
+    """Return a value as JSON values: a list with the name of its type and its items, or an object of its attributes."""
+    kind = type(value).__name__
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return [kind, base64.b64encode(value).decode()]
+    if isinstance(value, frozenset):
+        return [kind, *sorted(value)]
+    if isinstance(value, (list, tuple)):
+        return [kind, *map(encoded, value)]
+    if isinstance(value, dict):
+        return [kind, *([encoded(key), encoded(item)] for key, item in value.items())]
+    names = getattr(value, "__slots__", None) or vars(value)
+    return {"": kind, **{name: encoded(getattr(value, name)) for name in names}}
+
+
+def decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        made = object.__new__(_OBJECTS[value[""]])
+        for name, item in value.items():
+            if name:
+                setattr(made, name, decoded(item))
+        return made
+    if not isinstance(value, list):
+        return value
+    kind, *items = value
+    if kind == "bytes":
+        return base64.b64decode(items[0])
+    if kind == "dict":
+        return {decoded(key): decoded(item) for key, item in items}
+    if kind in _TUPLES:
+        return _TUPLES[kind](*map(decoded, items))
+    return {"list": list, "tuple": tuple, "frozenset": frozenset}[kind](map(decoded, items))

@@ -1,14 +1,16 @@
 """The rows that wait for ranks, which of them a round finishes, and those that may still be corrected. Pure.
 
-A row waits for the ranks that usually log its names (`contributors`), and is written once, with all its cells
-(`placing`). Who is still missing when patience runs out is noted, and the row is flagged. What comes later corrects the
-row: it is written again, as a whole.
+A row waits for the ranks that usually log its names (`contributors`), and is written once, with all its cells. Who is
+still missing when patience runs out is noted, and the row is flagged. What comes later corrects the row: it is written
+again, as a whole.
+
+The *owner* of a cell is the call of the lowest rank that contributed to it. A row holds the cells of one owner's call,
+and what a higher rank adds to it (`_homes`): what its call has besides cells of calls that stand in this one row, or,
+with a step, after such a cell. It does not need an identity of its own.
 
 States of a row: *open*, from its first cell until all its cells are written; *remembered* while some rank of the unit
 may still add to it (`Memory`); *forgotten*. A row to which all ranks have contributed is forgotten at once. A value for
 a row that was forgotten earlier is too late, and not written.
-
-Ranks that join late get this state as JSON values: plain objects, by their attributes (`encoded`).
 
 The rules, with the reasons and simulations of them, are those of a reference model; `tests/support/row_model.py` judges
 their results.
@@ -16,14 +18,13 @@ their results.
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Key, Names
-from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributors, Progress, Ranks
-from dist_wandb.exchange.protocol.lanes import Lanes, Number, lanes_of
-from dist_wandb.exchange.protocol.placing import Cell, Known, Memory, Owner, Placing, Remembered
+from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributors, Patience, Ranks
+from dist_wandb.exchange.protocol.lanes import Lanes, lanes_of, number_at
+from dist_wandb.exchange.protocol.memory import Cell, Known, Memory, Owner, Remembered
 
 _FEW = 64  # open rows that are all checked in each round
 
@@ -61,48 +62,137 @@ class Table:
         self.told: list[tuple[str, Key, Ranks]] = []  # what ranks are to be told of this round: kind, cell, who
         self.counts: dict[str, dict[int, int]] = {}  # by name and closing rank: how often it logged it without a step
         self.memory: Memory = Memory(size, remembered)  # rows that were written
-        self.placing: Placing = Placing()  # cells that wait, and their rows
-
-    @property
-    def cells(self) -> Mapping[Key, Cell]:
-        return self.placing.cells
-
-    @property
-    def open(self) -> Mapping[Owner, None]:
-        """The open rows, in the order in which they came."""
-        return self.placing.open
-
-    def is_new(self, key: Key) -> bool:
-        """Return whether no rank has contributed to a cell, as far as is remembered."""
-        return key not in self.cells and self.memory.row_of(key) is None
+        self.cells: dict[Key, Cell] = {}  # those that wait
+        self.rows: dict[Owner, dict[str, Key]] = {}  # the cells of each row, by name
+        self.open: dict[Owner, None] = {}  # rows with something that is not written, in the order in which they came
+        self.calls: dict[Owner, Known] = {}  # those that own cells, or did, or have x axes
+        self.by_name: dict[str, dict[Key, None]] = {}  # the cells of open rows
+        self.checked: int = NEVER  # the version of the ranks as of which all open rows were checked
 
     def unwritten(self) -> Iterator[Key]:
-        rows, cells = self.placing.rows, self.cells
+        rows, cells = self.rows, self.cells
         return (key for row in self.open for key in rows[row].values() if cells[key].shown != cells[key].ranks)
 
     # Contributions
 
     def enter(self, call: Owner, known: Known, ranks: Ranks) -> None:
-        """Add the cells of equal calls of some ranks, the lowest of which owns the call."""
+        """Add equal calls of some ranks, the lowest of which owns them, and find the rows of all cells concerned."""
         self.serial += 1
-        names: dict[int, list[str]] = {}
+        cells, names = self.cells, dict[int, list[str]]()
         for key in known.keys:
-            row, cells = self.memory.row_of(key), self.placing.cells
-            if row is not None:
-                self.recall(row)
-            if key not in cells:
-                cells[key] = Cell(self.serial, self.round, stale=self.memory.is_stale(key))
-            elif cells[key].shown is not None:
-                cells[key].born = self.round  # it is opened again
-            cells[key].joined = self.serial
-            names.setdefault(cells[key].serial, []).append(key.name)
-        self.placing.enter(call, known, ranks, self.ranks.usual)
+            names.setdefault(self._opened(key).serial, []).append(key.name)
+        self.calls[call] = known
+        concerned, beside = dict.fromkeys(known.keys), dict[tuple[Owner, Owner], None]()
+        for key in known.keys:
+            cell = cells[key]
+            cell.ranks |= ranks
+            cell.calls[call[0]] = call[1]
+            if cell.row is not None:
+                beside[cell.owner, cell.row] = None
+            if cell.owner[0] == NEVER or call[0] < cell.owner[0]:
+                cell.owner = call
+        for owner, row in beside:  # what stands beside a cell may have another home now
+            of_call = self.calls[owner].keys if owner in self.calls else ()
+            concerned.update(dict.fromkeys([*filter(cells.__contains__, of_call), *self.rows[row].values()]))
+        of_owner: dict[Owner, list[Key]] = {}
+        for key in concerned:
+            of_owner.setdefault(cells[key].owner, []).append(key)
+        for owner in sorted(of_owner):  # a row of lower ranks is complete when others join it
+            homes = self._homes(owner) if owner in self.calls else {}
+            for key in of_owner[owner]:
+                self._place(key, cells[key], homes.get(key) or cells[key].row or call)
+        for changed in dict.fromkeys(cells[key].row for key in concerned if cells[key].shown != cells[key].ranks):
+            if changed in self.rows:
+                self.reopen(changed)
+        if call not in of_owner and not known.axes:
+            del self.calls[call]
         for serial, of_serial in names.items():
             self.ranks.note(of_serial, ranks, serial, self.round, known.step)
 
+    def _opened(self, key: Key) -> Cell:
+        """Return the cell of a key, to which ranks contribute now."""
+        if (row := self.memory.index.get(key)) is not None:
+            self.recall(row)
+        if (cell := self.cells.get(key)) is None:
+            cell = self.cells[key] = Cell(self.serial, self.round, stale=self.memory.is_stale(key))
+        elif cell.shown is not None:
+            cell.born = self.round  # it is opened again
+        cell.joined = self.serial
+        return cell
+
     def recall(self, row: Owner) -> None:
         """Make cells of a row that is remembered."""
-        self.placing.restore(self.memory.pop(row), self.round)
+        home, _, _, step, x, axes, serial, ranks, lacks, lanes = written = self.memory.pop(row)
+        keys = written.keys
+        self.calls.setdefault(home, Known(step, x, axes, keys))
+        of_row = self.rows.setdefault(home, {})
+        for index, key in enumerate(keys):
+            if key not in self.cells and key.name not in of_row:
+                those, lowest = ranks[index], min(ranks[index])
+                owner = home if lowest == home[0] else (lowest, NEVER)  # which of its calls, is not remembered
+                total = number_at(*lanes, index, len(keys))
+                cell = Cell(serial, self.round, total, those, dict([home]), owner, home, those, home)
+                cell.lacks, cell.flagged = lacks[index], any(lacks)
+                self.cells[key], of_row[key.name] = cell, key
+        if not of_row:
+            del self.rows[home]
+
+    def _homes(self, call: Owner) -> Mapping[Key, Owner]:
+        """Return the rows in which the cells stand that a call owns.
+
+        It is the row of the calls of lower ranks with which it shares cells, if that is one row, and it is the only
+        partner of these calls on its rank, or has a step, at which a row may come in parts; otherwise a row of its own,
+        also if the lower rank gives one of the names in another call, as it usually does, or has another cell of one.
+        A call with a step may be several that were joined, and be shared with several rows: then each cell stands with
+        the shared one before it.
+        """
+
+        def is_partner(lower: Owner) -> bool:
+            """Return whether the rank shares with a call of a lower rank only this call."""
+            keys = self.calls[lower].keys if lower in self.calls else ()
+            shared = [
+                self.cells[key].calls.get(call[0])
+                for key in keys
+                if key in self.cells and call[0] in self.cells[key].ranks
+            ]
+            return shared.count(call[1]) == len(shared)
+
+        cells = [(key, self.cells[key]) for key in self.calls[call].keys if key in self.cells]
+        own = [key for key, cell in cells if cell.owner == call]
+        lower = [cell for _, cell in cells if cell.owner[0] < call[0]]
+        has_step, rows = self.calls[call].step is not None, {cell.row for cell in lower}
+        owners = {cell.owner for cell in lower}
+        if not rows or not (has_step or (len(rows) == 1 and all(map(is_partner, owners)))):
+            return dict.fromkeys(own, call)
+        homes, row = dict[Key, Owner](), lower[0].row
+        for key, cell in cells:
+            if cell.owner == call:
+                homes[key] = row or call
+            elif cell.owner[0] < call[0]:
+                row = cell.row
+        apart = {
+            home
+            for key, home in ((key, homes[key]) for key in own)
+            if self.rows.get(home, {}).get(key.name, key) != key or home[0] in self.ranks.usual.get(key.name, NOBODY)
+        }
+        return {key: call if home in apart else home for key, home in homes.items()}
+
+    def _place(self, key: Key, cell: Cell, row: Owner) -> None:
+        if row != cell.row:
+            if cell.row is not None:
+                before = self.rows[cell.row]
+                if before.get(key.name) == key:
+                    del before[key.name]
+                if not before:
+                    del self.rows[cell.row]
+                    self.open.pop(cell.row, None)
+            cell.row = row
+            self.rows.setdefault(row, {})[key.name] = key
+
+    def reopen(self, row: Owner) -> None:
+        self.open[row] = None
+        for name, key in self.rows[row].items():
+            self.by_name.setdefault(name, {})[key] = None
 
     # Ranks come and go
 
@@ -123,23 +213,32 @@ class Table:
     def leave(self, ranks: Ranks) -> None:
         """Record that ranks contribute nothing more; rows that are flagged only for them are written once more."""
         if not ranks <= self.ranks.closed:
-            self.ranks.close(ranks)
+            self.ranks.closed |= ranks
+            self.ranks.version += 1
             for row in self.memory.flagged_for(self.ranks.closed):
                 self.recall(row)
             self._reopen_changed()
 
     def _reopen_changed(self) -> None:
-        for row in [row for row in self.placing.rows if row not in self.open]:
+        for row in [row for row in self.rows if row not in self.open]:
             if self.unwritten_in(row):
-                self.placing.reopen(row)
+                self.reopen(row)
             else:
                 self.close(row)
 
     # Rows
 
+    def with_axes(self, row: Owner) -> Known:
+        """Return the call of a row's owner, with x axes that only the calls of higher ranks have."""
+        for call in sorted({call for key in self.rows[row].values() for call in self.cells[key].calls.items()}):
+            known, other = self.calls[row], self.calls.get(call)
+            if other is not None and not other.axes.keys() <= known.axes.keys():
+                self.calls[row] = known._replace(axes={**other.axes, **known.axes})
+        return self.calls[row]
+
     def unwritten_in(self, row: Owner) -> list[Key]:
         """Return the cells for which a row is to be written: their contributors, or its flag, have changed."""
-        cells, keys = self.cells, self.placing.rows[row].values()
+        cells, keys = self.cells, self.rows[row].values()
         found = [key for key in keys if cells[key].shown != cells[key].ranks]
         if found:
             return found
@@ -150,15 +249,20 @@ class Table:
         """Return the ranks that a cell lacks; who left without giving it has nothing to give."""
         return cell.lacks - cell.ranks - self.ranks.closed if cell.lacks else NOBODY
 
-    def uneven(self) -> dict[str, dict[int, int]]:
-        """Return `counts` of names that ranks have logged unequally often; no x axes, which belong to their calls."""
-        counts = self.counts.items()
-        return {name: those for name, those in counts if len({*those.values()}) > 1 and name not in self.axes}
-
     def close(self, row: Owner) -> None:
         if row in self.memory:
             self.recall(row)
-        known, kept = self.placing.take(row)
+        known = self.calls[row]
+        kept = [(key, self.cells.pop(key)) for key in self.rows.pop(row).values()]
+        self.open.pop(row, None)
+        for key, _ in kept:
+            of_name = self.by_name.get(key.name, {})
+            of_name.pop(key, None)
+            if not of_name:
+                self.by_name.pop(key.name, None)
+        for call in {row, *(call for _, cell in kept for call in (cell.owner, *cell.calls.items()))}:
+            if call in self.calls and not any(key in self.cells for key in self.calls[call].keys):
+                del self.calls[call]
         names, _, occurrences = zip(*(key for key, _ in kept), strict=True)
         cells = [cell for _, cell in kept]
         ranks, lacks = [cell.ranks for cell in cells], [self.missing(cell) for cell in cells]
@@ -166,138 +270,91 @@ class Table:
         self.memory.add(Remembered(row, names, occurrences, *known[:3], serial, ranks, lacks, lanes))
 
 
-_TUPLES = {kind.__name__: kind for kind in (Key, Known, Number, Row)}
-_OBJECTS = {kind.__name__: kind for kind in (Cell, Contributors, Memory, Placing, Progress, Table)}
-
-
-def encoded(value: Any) -> Any:
-    """Return a value as JSON values: a list with the name of its type and its items, or an object of its attributes."""
-    kind = type(value).__name__
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, bytes):
-        return [kind, base64.b64encode(value).decode()]
-    if isinstance(value, frozenset):
-        return [kind, *sorted(value)]
-    if isinstance(value, (list, tuple)):
-        return [kind, *map(encoded, value)]
-    if isinstance(value, dict):
-        return [kind, *([encoded(key), encoded(item)] for key, item in value.items())]
-    names = getattr(value, "__slots__", None) or vars(value)
-    return {"": kind, **{name: encoded(getattr(value, name)) for name in names}}
-
-
-def decoded(value: Any) -> Any:
-    if isinstance(value, dict):
-        made = object.__new__(_OBJECTS[value[""]])
-        for name, item in value.items():
-            if name:
-                setattr(made, name, decoded(item))
-        return made
-    if not isinstance(value, list):
-        return value
-    kind, *items = value
-    if kind == "bytes":
-        return base64.b64decode(items[0])
-    if kind == "dict":
-        return {decoded(key): decoded(item) for key, item in items}
-    if kind in _TUPLES:
-        return _TUPLES[kind](*map(decoded, items))
-    return {"list": list, "tuple": tuple, "frozenset": frozenset}[kind](map(decoded, items))
-
-
-class Patience(NamedTuple):
-    """What rows wait for in a round."""
-
-    most_open: int  # how many rows may be open
-    needs_primary: Callable[[str], bool]  # see `Rounds`
-    of_new: int = NEVER  # rounds up to which cells of names that were never written have waited long enough
-    of_all: int = NEVER  # the same for all cells
-    everything: bool = False  # whether all ranks pause or close: nothing is waited for
-    behind: bool = False  # whether some rank has more waiting than it could offer: nobody is given up now
-
-
 class Conclusion:
     """The end of one round, in which ranks have contributed to the cells `touched`."""
 
     def __init__(self, table: Table, touched: Collection[Key], patience: Patience) -> None:
         self._table = table
-        self._placing = table.placing
         self._ranks = table.ranks
         self._touched = touched
         self._patience = patience
+        self._of_rows: dict[
+            Owner, tuple[Ranks, int]
+        ] = {}  # the contributors to some cell of a row, and the last serial
 
     def rows(self) -> Iterator[tuple[Owner, Row]]:
         """Yield the finished rows with their owners, in the order in which they were opened."""
         while ready := self._ready():
             for _, row in sorted(ready):
                 yield from ((row, written) for written in self._written(row))
-            if self._ranks.version == self._placing.checked:
+            if self._ranks.version == self._table.checked:
                 break
 
     def _ready(self) -> list[tuple[int, Owner]]:
-        """Return the finished open rows, each with its serial."""
         ready: dict[Owner, int] = {}
         rows = self._candidates()
         while rows:
-            self._placing.checked = self._ranks.version
+            self._table.checked = self._ranks.version
             for row in rows:
                 keys = self._table.unwritten_in(row)
                 if not keys:  # its flag has changed twice
                     self._table.close(row)
                     continue
-                is_crowded = len(self._placing.open) - len(ready) > self._patience.most_open
+                is_crowded = len(self._table.open) - len(ready) > self._patience.most_open
                 if not (self._patience.everything or is_crowded or not any(self._waits(key) for key in keys)):
                     continue
-                awaited = [self._awaited(key, self._placing.cells[key]) for key in keys]  # before one is given up
+                awaited = [self._awaited(key, self._table.cells[key]) for key in keys]  # before one is given up
                 for key, (rest, is_long) in zip(keys, awaited, strict=True):
                     self._give_up(key, rest, is_long=is_long)
-                ready[row] = min(self._placing.cells[key].serial for key in self._placing.rows[row].values())
-            if self._ranks.version == self._placing.checked:
+                ready[row] = min(self._table.cells[key].serial for key in self._table.rows[row].values())
+            if self._ranks.version == self._table.checked:
                 break
-            rows = [row for row in self._placing.open if row not in ready]  # ranks may not be awaited any more
+            rows = [row for row in self._table.open if row not in ready]  # ranks may not be awaited any more
         return [(serial, row) for row, serial in ready.items()]
 
     def _candidates(self) -> list[Owner]:
         """Return open rows that may be finished: touched ones, those that ranks have passed, and overdue ones."""
-        cells, is_other = self._placing.cells, self._ranks.version != self._placing.checked
-        if self._patience.everything or is_other or len(self._placing.open) <= min(_FEW, self._patience.most_open):
-            return list(self._placing.open)
+        cells, is_other = self._table.cells, self._ranks.version != self._table.checked
+        if self._patience.everything or is_other or len(self._table.open) <= min(_FEW, self._patience.most_open):
+            return list(self._table.open)
         touched = [(key.name, cells[key]) for key in self._touched if key in cells]
         rows = {cell.row for _, cell in touched}
         newest: dict[str, int] = {}
         for name, cell in touched:
             newest[name] = max(newest.get(name, NEVER), cell.serial)
         for name, serial in newest.items():
-            for key in self._placing.by_name.get(name, ()):
+            for key in self._table.by_name.get(name, ()):
                 cell = cells[key]
                 if cell.serial >= serial:
                     break
                 if not self._ranks.awaited(name, cell.ranks, cell.serial)[0]:
                     rows.add(cell.row)
         overdue = max(self._patience.of_new, self._patience.of_all)
-        spare = len(self._placing.open) - self._patience.most_open
-        for number, row in enumerate(self._placing.open):
-            if number >= spare and all(cells[key].born > overdue for key in self._placing.rows[row].values()):
+        spare = len(self._table.open) - self._patience.most_open
+        for number, row in enumerate(self._table.open):
+            if number >= spare and all(cells[key].born > overdue for key in self._table.rows[row].values()):
                 break
             rows.add(row)
-        return [row for row in self._placing.open if row in rows]
+        return [row for row in self._table.open if row in rows]
 
     def _awaited(self, key: Key, cell: Cell) -> tuple[Ranks, bool]:
         axes, beside = self._table.axes, NOBODY
-        if key.name in axes and cell.row is not None and not self._placing.rows[cell.row].keys() <= axes.keys():
+        if key.name in axes and cell.row is not None and not self._table.rows[cell.row].keys() <= axes.keys():
             return NOBODY, False  # it has become an x axis since, which is no cell of the later calls
         if key.name not in self._ranks.usual and cell.row is not None:
             # not the ranks that have logged other values of its row, and then another call, or have passed its step
-            others = [self._placing.cells[other] for other in self._placing.rows[cell.row].values()]
-            givers = NOBODY.union(*{other.ranks for other in others}) - cell.ranks
-            beside = self._ranks.passed(givers, max(other.serial for other in others)) if givers else NOBODY
+            if cell.row not in self._of_rows:
+                others = [self._table.cells[other] for other in self._table.rows[cell.row].values()]
+                of_others = NOBODY.union(*{other.ranks for other in others}), max(other.serial for other in others)
+                self._of_rows[cell.row] = of_others
+            ranks, newest = self._of_rows[cell.row]
+            beside = self._ranks.latest.later(ranks - cell.ranks, newest)
             if key.step is not None:
                 beside |= self._ranks.beyond(key.step)
         return self._ranks.awaited(key.name, cell.ranks, cell.serial, beside=beside)
 
     def _waits(self, key: Key) -> bool:
-        cell = self._placing.cells[key]
+        cell = self._table.cells[key]
         rest, is_long = self._awaited(key, cell)
         if not rest or (cell.born <= self._patience.of_all and not self._patience.behind):
             return False
@@ -305,7 +362,7 @@ class Conclusion:
 
     def _give_up(self, key: Key, rest: Ranks, *, is_long: bool) -> None:
         """Finish a cell, for which these ranks are still awaited: note who is missing."""
-        cell = self._placing.cells[key]
+        cell = self._table.cells[key]
         cell.lacks |= self._ranks.lacking(key.name, cell.ranks, cell.born)
         if self._patience.everything or not rest or (cell.stale and cell.shown is None):
             return
@@ -318,10 +375,11 @@ class Conclusion:
 
     def _written(self, row: Owner) -> Iterator[Row]:
         """Yield a row as it is to be written, and remember it."""
-        known, here = self._placing.with_axes(row) if self._table.axes else self._placing.calls[row], []
-        for key in self._placing.rows[row].values():
-            cell = self._placing.cells[key]
-            if cell.stale and cell.shown is None and self._ranks.others(key.name, cell.ranks):
+        known, here = self._table.with_axes(row) if self._table.axes else self._table.calls[row], []
+        for key in self._table.rows[row].values():
+            cell = self._table.cells[key]
+            usual = self._ranks.usual.get(key.name, NOBODY) & self._ranks.members
+            if cell.stale and cell.shown is None and usual - cell.ranks - self._ranks.silent.keys():
                 self._table.told.append(("too late", key, cell.ranks))
                 cell.shown, cell.at = cell.ranks, row
             elif cell.at in (None, row) or cell.shown != cell.ranks or cell.flagged:  # not elsewhere, and right

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.payloads.framing import Bytes
 
@@ -28,7 +28,7 @@ class BrokenError(Exception):
     """An exchange failed: a member is gone or too late, or waiting was stopped."""
 
 
-undestroyed: deque[Callable[[], bool]] = deque()  # each destroys a closed group if it can, and returns whether it did
+undestroyed: deque[list[Any]] = deque()  # closed groups, each with its running collectives
 if hasattr(os, "register_at_fork"):  # a child process lacks the threads of these groups and would wait for them
     os.register_at_fork(after_in_child=undestroyed.clear)
 
@@ -37,9 +37,11 @@ def destroy_closed() -> None:
     """Destroy groups that were closed with running collectives that have ended; each is handled by one thread."""
     for _ in range(len(undestroyed)):
         with suppress(IndexError):  # another thread was faster
-            destroy = undestroyed.popleft()
-            if not destroy():
-                undestroyed.append(destroy)
+            kept = undestroyed.popleft()
+            if all(work.is_completed() for work in kept[1:]):
+                kept.clear()
+            else:
+                undestroyed.append(kept)
 
 
 def members_of(contents: Iterable[bytes]) -> dict[bytes, frozenset[int]]:
@@ -111,12 +113,8 @@ class GroupLayout(NamedTuple):
         return f"{self.level}/{self.members[0]}"
 
 
-class Tree(NamedTuple):
-    """The tree of groups, from the view of one member."""
-
-    # the groups of this member, from the lowest level upwards; it is the first member of all but the last
-    path: tuple[GroupLayout, ...]
-    levels: int  # number of levels of the whole tree
+Tree = tuple[tuple[GroupLayout, ...], int]
+"""A member's groups, from the lowest level upwards (it is the first member of all but the last), and all levels."""
 
 
 def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int | None = None) -> Tree:
@@ -127,7 +125,7 @@ def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int
     """
     fan_out = FAN_OUT if fan_out is None else fan_out
     if len(members) <= fan_out:
-        return Tree((GroupLayout(0, tuple(members), members.index(own)),), 1)
+        return (GroupLayout(0, tuple(members), members.index(own)),), 1
     heads: dict[int, list[int]] = {}
     for member, node in zip(members, nodes, strict=True):
         heads.setdefault(node, []).append(member)
@@ -144,7 +142,7 @@ def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int
             path += (GroupLayout(levels, tuple(group), group.index(own)) for group in own_groups)
         heads = next_heads
         levels += 1
-    return Tree(tuple(path), levels)
+    return tuple(path), levels
 
 
 def _split(heads: Sequence[int], fan_out: int) -> list[Sequence[int]]:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from operator import add
-from types import SimpleNamespace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -39,21 +38,10 @@ MOST_GATHERED = 2**30  # maximum bytes that one member sends to all others: each
 MOST_COLLECTED = 2**30  # maximum bytes that one member sends to the first member, which alone allocates memory
 _MOST_PASSED_ON = 2**36  # the same, for collected bytes of members that have each kept to the limit
 _PAIR = 2  # members that need only one collective
-_FEW = 256  # numbers that Python adds faster than torch
 _MOST_BY_ALL = 2**13  # numbers that each of three or more members sends to all others; gloo reduces more
-SERIAL = 2**15 - 1  # numbers; torch computes more of them on several threads, which would compete with the training
 _LEAST_ROOM = 512  # bytes for the data of a member in a tally
 _LENGTH = struct.Struct("<Q")  # precedes these: their number
 _SLICE = timedelta(milliseconds=100)  # between two checks whether to stop waiting
-
-
-class Buffer:
-    """Float64 numbers that Python and gloo share. For few numbers, tensors are slow: each access releases the GIL."""
-
-    def __init__(self, length: int) -> None:
-        self.numbers: array[float] = array("d", bytes(8 * length))
-        empty = torch.empty(0, dtype=torch.float64)
-        self.tensor: Any = torch.frombuffer(self.numbers, dtype=torch.float64) if length else empty
 
 
 def _options(forming: timedelta, address: str | None) -> Any:
@@ -70,40 +58,6 @@ def _options(forming: timedelta, address: str | None) -> Any:
     return forming
 
 
-def _collectives(timeout: timedelta) -> SimpleNamespace:
-    found = SimpleNamespace(
-        sum=dist.AllreduceOptions(),
-        max=dist.AllreduceOptions(),
-        gather=distributed_c10d.AllgatherOptions(),  # type: ignore[attr-defined]  # dist exports only the others
-        to_first=distributed_c10d.GatherOptions(),
-        from_first=dist.BroadcastOptions(),
-    )
-    found.sum.reduceOp, found.max.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
-    for options in vars(found).values():
-        options.timeout = timeout
-    return found
-
-
-class _Undestroyed:
-    """A closed group with running collectives, for which its destructor waits, blocking all other Python threads.
-
-    It must not run at the end of the process either: an additional reference to the group is never released then.
-    """
-
-    def __init__(self, group: Any, pending: list[Any]) -> None:
-        self._kept = [group, *pending]
-        for kept in self._kept:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-    def __call__(self) -> bool:
-        """Destroy the group if all its collectives have ended; return whether it was destroyed."""
-        if not all(work.is_completed() for work in self._kept[1:]):
-            return False
-        while self._kept:
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._kept.pop()))
-        return True
-
-
 def too_much(sender: str, length: int, most: int) -> ConfigurationError:
     return ConfigurationError(
         f"{sender} announced {length:,} bytes, but the limit is {most:,}. Log smaller states or tables, and install "
@@ -115,35 +69,6 @@ def _check(lengths: Iterable[int], most: int) -> None:
     for member, announced in enumerate(lengths):
         if not 0 <= announced <= most:
             raise too_much(f"Member {member} of the group", announced, most)
-
-
-def _with_deadline(options: Any, deadline: float) -> Any:
-    """Return options of a collective with a longer timeout, if the deadline is later than theirs."""
-    within = timedelta(seconds=deadline - time.monotonic())
-    if within <= options.timeout:
-        return options
-    longer = type(options)()
-    longer.timeout = within
-    return longer
-
-
-def _combined(received: Sequence[Buffer], summed: int) -> tuple[list[float], list[float]]:
-    """Return the sums of the first `summed` numbers and the maxima of the others, the same bits on all members."""
-    first, *others = received
-    if len(first.numbers) <= _FEW:
-        sums, maxima = first.numbers[:summed].tolist(), first.numbers[summed:].tolist()
-        for other in others:
-            sums = list(map(add, sums, other.numbers))
-            maxima = list(map(max, maxima, other.numbers[summed:]))
-        return sums, maxima
-    total = first.tensor.clone()
-    for part in (slice(start, start + SERIAL) for start in range(0, len(total), SERIAL)):
-        sums_of, maxima_of = (side[part] for side in (total[:summed], total[summed:]))
-        for other in others:
-            sums_of += other.tensor[:summed][part]
-            torch.maximum(maxima_of, other.tensor[summed:][part], out=maxima_of)
-    numbers = total.tolist()
-    return numbers[:summed], numbers[summed:]
 
 
 class GlooGroup(Group):
@@ -164,7 +89,6 @@ class GlooGroup(Group):
         self.timeout: float = timeout
         self._is_over = is_over
         self._pending: list[Any] = []
-        self._buffers = [Buffer(0)] * (size + 1)  # for few numbers: this member's, and those received
         self._room = _LEAST_ROOM
         try:
             forming = min(timeout, forming)
@@ -174,41 +98,42 @@ class GlooGroup(Group):
             self._group: Any = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
-        self._options = _collectives(timedelta(seconds=timeout))
         self.collectives: int = 0  # how many so far
         self.bytes_given: int = 0  # to these by this member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        length = len(sums) + len(maxima)
-        # Each sends its numbers to all others: one collective. For two members its traffic is as that of any other.
-        if self.size == _PAIR or length <= _MOST_BY_ALL:
-            if len(self._buffers[0].numbers) != length:
-                self._buffers = [Buffer(length) for _ in range(self.size + 1)]
-            own, *received = self._buffers
-            own.numbers[:] = array("d", [*sums, *maxima])
-            if length:
-                self._all_gather([buffer.tensor for buffer in received], own.tensor)
-            return _combined(received, len(sums))
-        summed, largest = (torch.tensor(numbers, dtype=torch.float64) for numbers in (sums, maxima))
-        self.reduce_tensors(summed, largest)
+        summed: Any
+        largest: Any
+        if self.size == _PAIR or len(sums) + len(maxima) <= _MOST_BY_ALL:
+            summed, largest = self._reduce_by_all(np.array([*sums, *maxima], np.float64), len(sums))
+        else:
+            both = (torch.tensor(numbers, dtype=torch.float64) for numbers in (sums, maxima))
+            summed, largest = self.reduce_tensors(*both)
         return summed.tolist(), largest.tolist()
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reduce float64 tensors on the host in place, like `reduce`. An empty tensor costs no collective."""
+        """Reduce float64 tensors on the host like `reduce`, perhaps in place. An empty one costs no collective."""
         if self.size == _PAIR:
-            own = torch.cat((sums, maxima))
-            first, second = received = [torch.empty_like(own) for _ in range(_PAIR)]
-            if own.numel():
-                self._all_gather(received, own)
-            torch.add(first[: sums.numel()], second[: sums.numel()], out=sums)
-            torch.maximum(first[sums.numel() :], second[sums.numel() :], out=maxima)
-            return sums, maxima
-        both = ((sums, self._options.sum), (maxima, self._options.max))
+            summed, largest = self._reduce_by_all(torch.cat((sums, maxima)).numpy(), sums.numel())
+            return torch.from_numpy(summed), torch.from_numpy(largest)
+        both = ((sums, self._timed(dist.AllreduceOptions())), (maxima, self._timed(dist.AllreduceOptions())))
+        both[1][1].reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._wait(
             lambda group: [group.allreduce([tensor], options) for tensor, options in both if tensor.numel()],
             sums.nbytes + maxima.nbytes,
         )
         return sums, maxima
+
+    def _reduce_by_all(self, own: np.ndarray[Any, Any], summed: int) -> list[np.ndarray[Any, Any]]:
+        """Return the sums of the first `summed` numbers and the maxima of the others, the same bits on all members.
+
+        Each sends its numbers to all others: one collective. For two members its traffic is as that of any other.
+        """
+        received = np.zeros((self.size, own.size))
+        if own.size:
+            self._all_gather([*map(torch.from_numpy, received)], torch.from_numpy(own))
+        with np.errstate(all="ignore"):  # infinite and huge numbers
+            return [reduce(np.add, received[:, :summed]), reduce(np.maximum, received[:, summed:])]
 
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """As `Group`: one collective, with room for twice the last longest data; longer data take another one."""
@@ -254,46 +179,52 @@ class GlooGroup(Group):
         return found
 
     def _all_gather(self, received: list[torch.Tensor], own: torch.Tensor, deadline: float | None = None) -> None:
-        options = self._options.gather if deadline is None else _with_deadline(self._options.gather, deadline)
+        # dist exports only the other options
+        options = self._timed(distributed_c10d.AllgatherOptions(), deadline)  # type: ignore[attr-defined]
         self._wait(lambda group: [group.allgather([received], [own], options)], own.nbytes, deadline)
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
         """Send this member's numbers to the first one, which gives an output for each; `None`: the group's timeout."""
-        outputs = [received] if self.rank == 0 else []
-        self._wait(lambda group: [group.gather(outputs, [own], self._options.to_first)], own.nbytes, deadline)
+        outputs, options = [received] if self.rank == 0 else [], self._timed(distributed_c10d.GatherOptions())
+        self._wait(lambda group: [group.gather(outputs, [own], options)], own.nbytes, deadline)
 
     def receive_from_first(self, numbers: torch.Tensor, deadline: float | None = None) -> None:
         """Send numbers of the first member to all others, in place. The deadline may be later than the timeout."""
-        options = self._options.from_first if deadline is None else _with_deadline(self._options.from_first, deadline)
+        options = self._timed(dist.BroadcastOptions(), deadline)
         self._wait(lambda group: [group.broadcast([numbers], options)], numbers.nbytes, deadline)
+
+    def _timed(self, options: Any, deadline: float | None = None) -> Any:
+        within = max(self.timeout, 0.0 if deadline is None else deadline - time.monotonic())
+        options.timeout = timedelta(seconds=within)
+        return options
 
     def close(self) -> None:
         """Detach from the other members. Running collectives are left alone: destroying them would wait for them."""
         group, self._group = self._group, None
         pending, self._pending = [work for work in self._pending if not work.is_completed()], []
         if pending and group is not None:
-            undestroyed.append(_Undestroyed(group, pending))
+            kept = [group, *pending]  # with a reference that is never released: no destructor may run at exit either
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+            undestroyed.append(kept)
 
     def _wait(self, call: Callable[[Any], list[Any]], size: int, deadline: float | None = None) -> None:
         if self._group is None:
             raise BrokenError("the group is closed")
         self.bytes_given += size
-        failure = self._failure(call, time.monotonic() + self.timeout if deadline is None else deadline)
-        if failure is not None:  # raised here, because an error with gloo's traceback would keep the connections open
-            raise BrokenError(failure)
-
-    def _failure(self, call: Callable[[Any], list[Any]], deadline: float) -> str | None:
-        """Run collectives; return why they failed, or `None`."""
+        deadline, failure = time.monotonic() + self.timeout if deadline is None else deadline, None
         try:
             self._pending = call(self._group)
             self.collectives += len(self._pending)
             for work in self._pending:
                 if not self._ends(work, deadline):
-                    return "waiting for the other members was stopped"
+                    failure = "waiting for the other members was stopped"
+                    break
+            else:
+                self._pending = []
         except RuntimeError as error:  # gloo raises it for all failures
-            return str(error)
-        self._pending = []
-        return None
+            failure = str(error)
+        if failure is not None:  # raised here, because an error with gloo's traceback would keep the connections open
+            raise BrokenError(failure)
 
     def _ends(self, work: Any, deadline: float) -> bool:
         """Wait in slices, so that waiting can be stopped. The end of a slice and a failure raise the same error."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import struct
 import time
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from dist_wandb.errors import ConfigurationError
@@ -45,18 +45,15 @@ class TreeGroup(Group):
         self._received: dict[GlooGroup, torch.Tensor] = {}  # by the first member: one row for each member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        numbers = array("d", [*sums, *maxima])
-        if numbers:
-            self._reduce(torch.frombuffer(numbers, dtype=torch.float64), len(sums))  # in their memory
+        numbers = np.array([*sums, *maxima], np.float64)
+        self._reduce(torch.from_numpy(numbers), len(sums))
         reduced = numbers.tolist()
         return reduced[: len(sums)], reduced[len(sums) :]
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         both = torch.cat((sums, maxima))
         self._reduce(both, sums.numel())
-        sums.copy_(both[: sums.numel()])
-        maxima.copy_(both[sums.numel() :])
-        return sums, maxima
+        return both[: sums.numel()], both[sums.numel() :]
 
     def _reduce(self, numbers: torch.Tensor, summed: int) -> None:
         """Reduce numbers in place, the first `summed` by sum, the rest by maximum: in pieces, as in `collect`."""
@@ -71,11 +68,13 @@ class TreeGroup(Group):
                 if received is None or received.shape[1] != piece.numel():
                     received = self._received[group] = torch.empty((group.size, piece.numel()), dtype=piece.dtype)
                 group.send_to_first(piece, list(received.unbind()), deadline)
-                _reduce_rows(received, piece, min(max(summed - start, 0), piece.numel()))
+                rows, reduced, left = received.numpy(), piece.numpy(), max(summed - start, 0)
+                with np.errstate(all="ignore"):  # infinite and huge numbers
+                    np.add.reduce(rows[:, :left], out=reduced[:left])
+                    np.maximum.reduce(rows[:, left:], out=reduced[left:])
             self._hand_down(piece, deadline)
 
     def _hand_down(self, numbers: torch.Tensor, deadline: float) -> None:
-        """Send the numbers of member 0 to all others, in place."""
         for group in reversed(self._groups):
             group.receive_from_first(numbers, deadline)
 
@@ -143,18 +142,6 @@ class TreeGroup(Group):
     @property
     def bytes_given(self) -> int:
         return sum(group.bytes_given for group in self._groups)
-
-
-def _reduce_rows(rows: torch.Tensor, into: torch.Tensor, summed: int) -> None:
-    """Reduce over members, the first `summed` numbers by sum, the rest by maximum: in parts, on this thread."""
-    members, size = rows.shape
-    most = max(gloo.SERIAL // members, 1)
-    for start in range(0, size, most):
-        part, sums = slice(start, start + most), min(max(summed - start, 0), most)
-        numbers, out = rows[:, part], into[part]
-        torch.sum(numbers[:, :sums], 0, out=out[:sums])
-        if sums < out.numel():
-            torch.amax(numbers[:, sums:], 0, out=out[sums:])
 
 
 def _deadline(timeout: float, length: int) -> float:
