@@ -273,7 +273,7 @@ class Conclusion:
                 cell = cells[key]
                 if cell.serial >= serial:
                     break
-                if not self._ranks.awaited(name, cell.ranks, cell.serial)[0]:
+                if not self._ranks.awaited(name, cell.ranks, cell.serial, key.step)[0]:
                     rows.add(cell.row)
         overdue = max(self._patience.of_new, self._patience.of_all)
         spare = len(self._placing.open) - self._patience.most_open
@@ -288,13 +288,11 @@ class Conclusion:
         if key.name in axes and cell.row is not None and not self._placing.rows[cell.row].keys() <= axes.keys():
             return NOBODY, False  # it has become an x axis since, which is no cell of the later calls
         if key.name not in self._ranks.usual and cell.row is not None:
-            # not the ranks that have logged other values of its row, and then another call, or have passed its step
+            # not the ranks that have logged other values of its row, and then another call
             others = [self._placing.cells[other] for other in self._placing.rows[cell.row].values()]
             givers = NOBODY.union(*{other.ranks for other in others}) - cell.ranks
             beside = self._ranks.passed(givers, max(other.serial for other in others)) if givers else NOBODY
-            if key.step is not None:
-                beside |= self._ranks.beyond(key.step)
-        return self._ranks.awaited(key.name, cell.ranks, cell.serial, beside=beside)
+        return self._ranks.awaited(key.name, cell.ranks, cell.serial, key.step, beside=beside)
 
     def _waits(self, key: Key) -> bool:
         cell = self._placing.cells[key]
