@@ -49,6 +49,7 @@ _SILENCE = re.compile(
     r"|\bEOF\b|broken pipe|\b(?:HTTP|error|status) (?:429|5\d\d)\b",
     re.IGNORECASE,
 )
+_NOT_INSTALLED = re.compile(r"\binstall\b")  # what sync_tensorboard or monitor_gym needs
 _NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # wandb reports missing ones as wrong usage
 
 
@@ -115,11 +116,10 @@ def _init(arguments: Mapping[str, Any]) -> Run:
             return run
     except (TypeError, ValueError):  # unknown arguments or settings
         raise
-    except wandb.errors.UsageError as error:
-        if not _NO_CREDENTIALS.search(str(error)):
-            raise
-        raise UnavailableError(one_line(error)) from error
     except Exception as error:  # a dead or refusing server, a dead process of wandb's own, a bug in wandb
+        is_usage = isinstance(error, wandb.errors.UsageError) and not _NO_CREDENTIALS.search(str(error))
+        if is_usage or (isinstance(error, wandb.errors.Error) and _NOT_INSTALLED.search(str(error))):
+            raise
         raise UnavailableError(one_line(error)) from error
 
 

@@ -284,19 +284,20 @@ def test_the_next_round_shares_the_highest_publication_count() -> None:
     assert [machine.side_data.most_published for machine in unit.machines] == [2, 2, 2]
 
 
+@pytest.mark.parametrize("again", [{}, {"loss": 1.0}])
 @pytest.mark.parametrize("is_ahead", [False, True])
-def test_a_new_name_does_not_wait_for_a_rank_that_has_passed_its_step(is_ahead: bool) -> None:
+def test_a_value_does_not_wait_for_a_rank_that_has_passed_its_step(is_ahead: bool, again: dict[str, float]) -> None:
     """Rank 0 alone evaluates: its row is written before the next one, not some seconds later."""
     unit = Unit(2)
     unit.write_on_all({"loss": 1.0}, 0)
     if is_ahead:
         unit.write(1, {"loss": 3.0}, 1)
-    unit.write(0, {"val": 2.0}, 0)
+    unit.write(0, {"val": 2.0, **again}, 0)
     assert len(unit.rows) == (2 if is_ahead else 1)
     if not is_ahead:
         unit.log(1, {"loss": 3.0}, 1)
     unit.write(0, {"loss": 1.0}, 1)
-    assert shown(unit)[1:] == [(0, {"val": 2.0}, 0, False), (1, {"loss": 2.0}, 0, False)]
+    assert shown(unit)[1:] == [(0, {"val": 2.0, **again}, 0, False), (1, {"loss": 2.0}, 0, False)]
 
 
 @pytest.mark.parametrize("falls", [0, 1])

@@ -142,6 +142,16 @@ RIGHT: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("argument", ["sync_tensorboard", "monitor_gym"])
+def test_a_package_that_an_argument_needs_is_asked_for(
+    module: Any, argument: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("tensorboard", "gymnasium", "gym"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(module.Error, match="install"):
+        module.init(**{argument: True})
+
+
 @pytest.mark.slow
 def test_wrong_arguments_are_errors_also_while_a_run_is_open(module: Any) -> None:
     run = module.init(id="first")

@@ -2,8 +2,8 @@
 
 A rank usually logs a name once a row with its number was written, until it is given up while it goes on with other
 names. A rank that has nothing handed over since it was given up is *silent*: nobody waits for it until it comes back.
-A rank is not awaited if it has logged the name later, or a new name's step is behind it: it is past this cell. This
-rests on the order of a rank's calls.
+A rank is not awaited if it has logged the name later, or the cell's step is behind it: it is past this cell. This rests
+on the order of a rank's calls.
 """
 
 from __future__ import annotations
@@ -76,24 +76,24 @@ class Contributors:
 
     # What cells wait for, and lack
 
-    def awaited(self, name: str, ranks: Ranks, serial: int, *, beside: Ranks = NOBODY) -> tuple[Ranks, bool]:
+    def awaited(
+        self, name: str, ranks: Ranks, serial: int, step: int | None = None, *, beside: Ranks = NOBODY
+    ) -> tuple[Ranks, bool]:
         """Return the ranks that a cell waits for, and whether with the long patience: they usually log the name.
 
         Not those `beside` that have logged other values of the same row, and then another call, unless they usually
-        log the name.
+        log the name. If no rank's steps ever fall, not those that have given a later step, but others of these.
         """
-        usual, rest = self.usual.get(name), self.present - ranks
+        usual, rest, unproven = self.usual.get(name), self.present - ranks, self.interleaved
+        if step is not None and not self._steps.falls:
+            rest = unproven = rest - (self._steps.later(rest, step) - self.interleaved)
         known = frozenset(r for r in rest if (self._has_given(r, name) if usual is None else r in usual))
         if known:
             progress = self._progress[name]
-            behind = frozenset(r for r in known if r in self.interleaved or progress.of(r)[0] <= serial)
+            behind = frozenset(r for r in known if r in unproven or progress.of(r)[0] <= serial)
             if behind or usual is not None:
                 return behind, True
         return (rest - (beside - self.interleaved) if usual is None else NOBODY), False
-
-    def beyond(self, step: int) -> Ranks:
-        """Return those that have given a later step, if no rank's steps ever fall."""
-        return NOBODY if self._steps.falls else self._steps.later(self.present, step)
 
     def lacking(self, name: str, ranks: Ranks, born: int) -> Ranks:
         """Return the ranks that a cell lacks: they have failed, are lost, or were given up and gave nothing since."""

@@ -335,7 +335,7 @@ def _awaited(table: Table, key: Key, givers: Ranks, here: Ranks) -> Ranks:
     """
     cell, ranks = table.cells.get(key), table.ranks
     those, serial = (givers, table.serial + 1) if cell is None else (givers | cell.ranks, cell.serial)
-    rest, _ = ranks.awaited(key.name, those, serial)
+    rest, _ = ranks.awaited(key.name, those, serial, key.step)
     return rest if key.name in ranks.usual else rest - here
 
 

@@ -327,7 +327,7 @@ class Conclusion:
                 cell = cells[key]
                 if cell.serial >= serial:
                     break
-                if not self._ranks.awaited(name, cell.ranks, cell.serial)[0]:
+                if not self._ranks.awaited(name, cell.ranks, cell.serial, key.step)[0]:
                     rows.add(cell.row)
         overdue = max(self._patience.of_new, self._patience.of_all)
         spare = len(self._table.open) - self._patience.most_open
@@ -342,16 +342,14 @@ class Conclusion:
         if key.name in axes and cell.row is not None and not self._table.rows[cell.row].keys() <= axes.keys():
             return NOBODY, False  # it has become an x axis since, which is no cell of the later calls
         if key.name not in self._ranks.usual and cell.row is not None:
-            # not the ranks that have logged other values of its row, and then another call, or have passed its step
+            # not the ranks that have logged other values of its row, and then another call
             if cell.row not in self._of_rows:
                 others = [self._table.cells[other] for other in self._table.rows[cell.row].values()]
                 of_others = NOBODY.union(*{other.ranks for other in others}), max(other.serial for other in others)
                 self._of_rows[cell.row] = of_others
             ranks, newest = self._of_rows[cell.row]
             beside = self._ranks.latest.later(ranks - cell.ranks, newest)
-            if key.step is not None:
-                beside |= self._ranks.beyond(key.step)
-        return self._ranks.awaited(key.name, cell.ranks, cell.serial, beside=beside)
+        return self._ranks.awaited(key.name, cell.ranks, cell.serial, key.step, beside=beside)
 
     def _waits(self, key: Key) -> bool:
         cell = self._table.cells[key]
