@@ -57,14 +57,6 @@ def workspace_settings() -> list[Path]:
     return [Path(directory, "settings").absolute() for directory in (".wandb", "wandb")]
 
 
-def users_settings() -> list[Path]:
-    """Return the user's own settings files, independent of any project. Older versions of wandb read only the last."""
-    directories = (os.environ.get("WANDB_CONFIG_DIR"), "~/.config/wandb")
-    with suppress(RuntimeError):  # there is no home directory
-        return [Path(directory).expanduser() / "settings" for directory in directories if directory]
-    return []
-
-
 def own_entities() -> frozenset[str]:
     """Return the owners of runs that the user has set: by `WANDB_ENTITY`, or in the user's own settings file."""
     # A settings file of the current directory does not count: it may be a stranger's.
@@ -81,8 +73,12 @@ def default_entity() -> str | None:
 
 
 def users_values(name: str) -> dict[str, str]:
-    """Return a setting by path, from the user's own files that have it."""
-    return _values(name, users_settings(), Path.read_bytes)  # they may be links
+    """Return a setting by path, from the user's own files that have it. Older versions of wandb read only the last."""
+    directories = filter(None, (os.environ.get("WANDB_CONFIG_DIR"), "~/.config/wandb"))
+    with suppress(RuntimeError):  # there is no home directory
+        paths = [Path(directory).expanduser() / "settings" for directory in directories]
+        return _values(name, paths, Path.read_bytes)  # they may be links
+    return {}
 
 
 def workspace_values(name: str) -> dict[str, str]:

@@ -62,7 +62,6 @@ class Destination:
 
     @property
     def takes_key(self) -> bool:
-        """Whether the API key may go there."""
         return not self.refusal
 
 
@@ -177,25 +176,13 @@ def _source_of(url: str) -> tuple[str, bool]:
     users = {"WANDB_BASE_URL": os.environ.get("WANDB_BASE_URL"), **own, "W&B's default": default}
     for is_users, sources in ((True, users), (False, workspace_values("base_url"))):
         for source, named in sources.items():
-            if named and _is_read_as(named, url):
-                return source, is_users
+            with suppress(Exception):  # wandb's validation raises more than pydantic's errors
+                if named and is_same_server(str(wandb.Settings(base_url=named).base_url), url):  # it rewrites some
+                    return source, is_users
     return "wandb's settings", False
 
 
-def _is_read_as(named: str, url: str) -> bool:
-    """Return whether wandb reads a configured address as `url`: it rewrites some."""
-    import wandb
-
-    if is_same_server(named, url):
-        return True
-    try:
-        return is_same_server(str(wandb.Settings(base_url=named).base_url), url)
-    except Exception:  # noqa: BLE001  # wandb's validation raises more than pydantic's errors
-        return False
-
-
 def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None]:
-    """Return the API key that wandb would send to a server, and its source."""
     if settings.api_key:
         in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
         return settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
@@ -206,8 +193,7 @@ def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None
     return None, None
 
 
-def _netrcs() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the existing netrc files: path, and logins by host."""
+def _netrcs() -> Iterator[tuple[str, Mapping[str, Any]]]:  # path, and logins by host
     for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
         with suppress(OSError, RuntimeError, NetrcParseError):
             yield path, netrc(Path(path).expanduser()).hosts

@@ -226,7 +226,10 @@ def can_hold(value: object) -> bool:
     probe = kind()
     try:
         probe.update({"value": value}, allow_val_change=True)
-        json.dumps(probe["value"], default=_json_of_builtin)
+        json.dumps(
+            probe["value"],
+            default=lambda one: list(one) if isinstance(one, (set, frozenset)) else complex.__repr__(one),
+        )
     except Exception:  # noqa: BLE001  # values execute their own code, which may raise anything
         return False
     return True
@@ -237,15 +240,6 @@ def _kind_of_config() -> type[Any] | None:
     import wandb
 
     return getattr(wandb, "Config", None)
-
-
-def _json_of_builtin(value: object) -> Any:
-    """Convert built-in objects without a JSON form as W&B does."""
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    if isinstance(value, complex):
-        return str(value)
-    raise TypeError(type(value).__name__)
 
 
 def is_wandb_config(config: object) -> bool:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -41,24 +42,9 @@ MOVED = "/moved"  # part of the name of a session that continues another one
 _KEPT = ("opened_at", "opened_inside")  # attributes of a session that moves
 
 
-def _is_begun(link: JobLink) -> bool:
-    """Whether the primary of a session has begun to open it, and not opened its run yet."""
-
-    def is_begun(store: JobStore) -> bool:
-        return generations.has_opened(link.unit_keys(store), 0) and not store.has([run_key(link.plan)])
-
-    return ask(link.store, is_begun, False)
-
-
 def why_no_run(link: JobLink) -> str | None:
     """Return why the primary of a session opened no run, if it has published that."""
     return ask(link.store, lambda store: (store.try_get(run_key(link.plan)) or {}).get("error") or refusal(store), None)
-
-
-def _follows(store: JobStore) -> bool:
-    """Whether the coordinator has opened the session before this one, and not ended it yet."""
-    former = leftovers.former(store)
-    return former is not None and job_description.is_published(former)
 
 
 class Moving:
@@ -84,7 +70,6 @@ class Moving:
         self.move(primary_rank)
 
     def begin(self) -> None:
-        """Let reads wait for the other session."""
         if self._until != math.inf:
             self._until = time.monotonic() + _OPENING
 
@@ -126,7 +111,7 @@ class JobLink:
         self.moving.has_id = plan.base_id is not None and plan.needs_base_id
 
     def find_store(self) -> JobStore | None:
-        """Return the store, which may appear after the session was opened."""
+        # The store may appear after the session was opened.
         return self.store or JobStore.find(self.name, self.topology, self.options.limits.join_timeout)
 
     def unit_keys(self, store: JobStore) -> JobStore:
@@ -172,13 +157,23 @@ class JobLink:
         latest_outside = time.monotonic() + self.options.limits.join_timeout
         outside = 0.0  # until when it may come from another session
 
+        def is_begun(link: JobLink, store: JobStore) -> bool:
+            """Whether the primary of a session has begun to open it, and not opened its run yet."""
+            return generations.has_opened(link.unit_keys(store), 0) and not store.has([run_key(link.plan)])
+
+        def follows(store: JobStore) -> bool:
+            """Whether the coordinator has opened the session before this one, and not ended it yet."""
+            former = leftovers.former(store)
+            return former is not None and job_description.is_published(former)
+
         def is_opening() -> bool:
             nonlocal latest, outside
             found = ask(self.store, lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
             now = time.monotonic()
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
                 if now < latest_outside and (
-                    any(map(_is_begun, (self, *enclosing))) or (self.is_counted and ask(self.store, _follows, False))
+                    any(ask(link.store, partial(is_begun, link), False) for link in (self, *enclosing))
+                    or (self.is_counted and ask(self.store, follows, False))
                 ):
                     outside = now + generations.APART
                 return now < outside
@@ -294,13 +289,6 @@ class UnitEnd:
         return SharedList(store, self._key("written"))
 
 
-def _publish_before(link: JobLink, former: JobLink) -> None:
-    """Publish which ranks had the session that this one continues, and have not left it: if one died, it is missing."""
-    if link.store is not None and former.store is not None:
-        known = generations.Presence(former.unit, former.unit_keys(former.store))
-        generations.Presence(link.unit, link.unit_keys(link.store)).publish_before(known)
-
-
 def move(session: Session, reopen: Callable[[int, Session], Session], primary_rank: int) -> None:
     """Continue a session as another one, made by `reopen`, to which the rows that were logged so far are passed on.
 
@@ -314,14 +302,23 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
     other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
     after = {name: part for name, part in vars(other).items() if name not in _KEPT}
     following: JobLink = after["_link"]
+
+    def publish_before() -> None:
+        """Publish which ranks had the former session, and have not left it: if one died, it is missing."""
+        if following.store is not None and link.store is not None:
+            known = generations.Presence(link.unit, link.unit_keys(link.store))
+            generations.Presence(following.unit, following.unit_keys(following.store)).publish_before(known)
+
     after["_own"].summary.continue_from(before["_own"].summary, other.run)
     after["_intake"].continue_from(before["_intake"])
     after["_shutdown"].failure, before["_shutdown"].successor = before["_shutdown"].failure, after["_shutdown"]
-    after["_children"].continue_for(before["_children"])
+    relay, own = before["_relay"], after["_relay"]  # children have the address of the former
+    relay.deliver, relay.metadata = own.deliver, own.metadata
+    after["_relay"] = vars(other)["_relay"] = after["_shutdown"].relay = relay
     vars(session).update(after)
     if written := before["_config_sync"].continue_in(lambda: session.run):
         session.run.config.update(written, allow_val_change=True)
-    briefly(lambda: _publish_before(following, link), None)
+    briefly(publish_before, None)
     following.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
     link.moving.end(following.moving)
     registry.remove(former)

@@ -107,7 +107,15 @@ class Opener:
 
     def session(self) -> Session:
         if self.topology.is_unconnected:
-            self.options = self._without_others()
+            # A process of Lightning's without a process group yet. The first one ran the same line as a job of its own,
+            # before it started the others: no rank meets this one.
+            if not self.options.is_run_of_rank_0:
+                raise ConfigurationError(
+                    f"{self.integration} was called on rank {self.topology.global_rank} before Lightning had connected "
+                    f"the ranks, but run_mode={self.options.run_mode!r} with primary_rank={self.options.primary_rank} "
+                    "needs all of them. Pass these options to DistWandbLogger, or start the script with torchrun."
+                )
+            self.options = replace(self.options, unit=(0,))
         self._topology, is_job = self.topology.led_by(self.options.primary_rank), self.topology.world_size > 1
         label = requested.check_writers(self.init_arguments, self.options.run_mode, self.topology.world_size)
         if label is not None and self.topology.is_coordinator:
@@ -127,7 +135,15 @@ class Opener:
             late = self._as_late()
             return self._reopened(moved_to) if late is None else late.session()
         self._compare()
-        self._look_back(enabled=self.restarts and (is_job or inherited_rank.holder() is None))
+        has_store, topology = self._store is not None, self._topology
+        self._restart_store: restart.RestartStore | None = None
+        self._earlier: restart.Earlier | None = None  # start whose runs this one continues
+        if topology.is_coordinator and self.restarts and (is_job or inherited_rank.holder() is None):
+            name = restart.session_name(self.integration, self.number)
+            self._restart_store = restart.RestartStore(name, self.options, topology, self._arguments)
+            if restart.can_look_back(self.options, topology, has_store=has_store):
+                self._earlier = self._restart_store.find()
+        self._arguments = restart.continued(self._arguments, self._earlier, topology, has_store=has_store)
         self._plan()
         with ExitStack() as until_started:
             session = self.open(until_started)
@@ -135,20 +151,6 @@ class Opener:
             self._link.moving.move = lambda primary_rank: move(mine, self._reopened, primary_rank)
             self._announce(session)
         return session
-
-    def _without_others(self) -> Options:
-        """Return the options for a process of Lightning's that has no process group yet.
-
-        The first process ran the same line as a job of its own, before it started the others: no rank meets this one.
-        """
-        options = self.options
-        if not options.is_run_of_rank_0:
-            raise ConfigurationError(
-                f"{self.integration} was called on rank {self.topology.global_rank} before Lightning had connected the "
-                f"ranks, but run_mode={options.run_mode!r} with primary_rank={options.primary_rank} needs all of them. "
-                "Pass these options to DistWandbLogger, or start the script with torchrun."
-            )
-        return replace(options, unit=(0,))
 
     def _meet(self) -> None:
         """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
@@ -235,18 +237,6 @@ class Opener:
         self._config_sync = ConfigSync(self.options, self._topology, config, run)
         self._config_sync.connection.find = lambda: store
         self._config_sync.compare()
-
-    def _look_back(self, *, enabled: bool) -> None:
-        """Find the runs of an earlier start that this one continues, if the integration supports that (`enabled`)."""
-        has_store = self._store is not None
-        self._restart_store: restart.RestartStore | None = None
-        self._earlier: restart.Earlier | None = None
-        if enabled and self._topology.is_coordinator:
-            name = restart.session_name(self.integration, self.number)
-            self._restart_store = restart.RestartStore(name, self.options, self._topology, self._arguments)
-            if restart.can_look_back(self.options, self._topology, has_store=has_store):
-                self._earlier = self._restart_store.find()
-        self._arguments = restart.continued(self._arguments, self._earlier, self._topology, has_store=has_store)
 
     def _plan(self) -> None:
         options, topology = self.options, self._topology

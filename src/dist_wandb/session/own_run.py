@@ -49,6 +49,15 @@ _log = logging.getLogger("dist_wandb")
 
 _SAVING = ("save", "log_artifact", "log_model", "log_code")
 _FETCHING = ("use_artifact", "use_model")
+_FETCHES_NOTHING = (
+    "dist_wandb: rank %(rank)d called %(name)s, which returns nothing there, because only rank %(primary)d has a run. "
+    "Read it with wandb.Api().artifact(...), which every rank can, or on rank %(primary)d only."
+)
+_SAVES_NOTHING = (
+    "dist_wandb: rank %(rank)d called %(name)s, which saves nothing there, because only rank %(primary)d has a run. "
+    "If each rank has files of its own, such as a part of a checkpoint, pass run_mode='shared' to save those of all "
+    "ranks. If not, call %(name)s on rank %(primary)d only."
+)
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
@@ -69,7 +78,7 @@ class OwnRun:
         self.is_owned = is_owned
         self.summary: SummaryWrites = SummaryWrites(step_metric)
         self._link = link
-        self._opening = opening
+        self.opening: Opening = opening
         self._config_sync = config_sync
         self._attached = attached
         is_disabled = requested.mode_if_given(opening.arguments) == "disabled"
@@ -90,15 +99,6 @@ class OwnRun:
     @property
     def run(self) -> AnyRun:
         return self._record.run
-
-    @property
-    def directory(self) -> Path:
-        return requested.wandb_directory(self._opening.arguments)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether ``wandb.run`` may be this run: ``reinit="create_new"`` leaves it alone."""
-        return self._opening.is_current
 
     @property
     def starting_step(self) -> int:
@@ -156,12 +156,12 @@ class OwnRun:
             module = sys.modules.get("wandb")
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
-            replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
+            replaced = interception.intercept_methods(run, handlers, is_current=self.opening.is_current)
             self._restore += [replaced, *self.summary.follow(run)]
             self._restore.append(wandb_private.answer_step(run, lambda: intake.step))
             self._restore += [*wandb_private.log_tables_unasked(run), wandb_private.let_imports_pass(run)]
             if isinstance(run, NullRun):
-                run.show_step(lambda: intake.step)
+                run.show(_step=lambda: intake.step)
 
         self._intercept = intercept
         intercept(self.run)
@@ -194,10 +194,10 @@ class OwnRun:
 
     def report(self, first_row: int) -> None:
         """Publish to the other ranks that the run is open, and the position of its first row without a step."""
-        self._opening = replace(self._opening, job_store=self._link.store)
+        self.opening = replace(self.opening, job_store=self._link.store)
         url = run_metadata.url(self.run) if self.run else self._link.run_url()
         writer = self._link.unit.index
-        self._opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
+        self.opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
     def raise_asked_for(self) -> None:
         error, self._record.asked_for = self._record.asked_for, None
@@ -209,7 +209,7 @@ class OwnRun:
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
                 record.finish(self._attached, exit_code)
-        with record.quiet_finish(self.run, self._link.plan, self._opening.arguments):
+        with record.quiet_finish(self.run, self._link.plan, self.opening.arguments):
             problem = self._record.finish(exit_code)
         if problem:
             _log.warning("dist_wandb: rank %d: %s", self._link.topology.global_rank, problem)
@@ -226,7 +226,7 @@ class OwnRun:
         return bool(problem) and bool(run) and run_metadata.is_offline(run)
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
-        run = self._opening.again(run_id, config, self.step_metric)
+        run = self.opening.again(run_id, config, self.step_metric)
         wandb_private.set_starting_step(run, self.starting_step)
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)
         self._intercept(run)
@@ -349,32 +349,21 @@ class Elsewhere:
 
     def _reported(self, name: str) -> Callable[..., Any]:
         """Return a handler that reports a call without effect, on the first rank of the unit that makes it."""
-        reported = False
+        reported, topology = False, self._link.topology
 
         def report(do_nothing: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             nonlocal reported
             if not reported:
                 reported = True
-                rank, key = self._link.topology.global_rank, f"{run_key(self._link.plan)}/without a run/{name}"
+                rank, unit, key = (
+                    topology.global_rank,
+                    self._link.unit,
+                    f"{run_key(self._link.plan)}/without a run/{name}",
+                )
+                primary = unit.ranks[0] if unit.is_member else topology.coordinator
                 if ask(self._link.store, lambda store: store.claim(key, rank) == rank, otherwise=True):
-                    self._report(name)
+                    text = _FETCHES_NOTHING if name in _FETCHING else _SAVES_NOTHING
+                    _log.warning(text, {"rank": rank, "name": name, "primary": primary})
             return do_nothing(*args, **kwargs)
 
         return report
-
-    def _report(self, name: str) -> None:
-        rank, unit = self._link.topology.global_rank, self._link.unit
-        primary = unit.ranks[0] if unit.is_member else self._link.topology.coordinator
-        if name in _FETCHING:
-            _log.warning(
-                "dist_wandb: rank %d called %s, which returns nothing there, because only rank %d has a run. Read it "
-                "with wandb.Api().artifact(...), which every rank can, or on rank %d only.",
-                *(rank, name, primary, primary),
-            )
-            return
-        _log.warning(
-            "dist_wandb: rank %d called %s, which saves nothing there, because only rank %d has a run. If each rank "
-            "has files of its own, such as a part of a checkpoint, pass run_mode='shared' to save those of all ranks. "
-            "If not, call %s on rank %d only.",
-            *(rank, name, primary, name, primary),
-        )

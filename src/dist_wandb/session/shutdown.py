@@ -31,7 +31,7 @@ from dist_wandb.session import job_description, registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import JobLink, UnitEnd
 from dist_wandb.session.own_run import OwnRun
-from dist_wandb.session.relay import Children
+from dist_wandb.session.relay import Relay
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.settings.plan import unit_run_id
 
@@ -111,7 +111,7 @@ class Shutdown:
     _own: OwnRun
     _config_sync: ConfigSync
     _exchange: Exchange
-    _children: Children
+    relay: Relay
     _restart_store: RestartStore | None
     _closing: Callable[[], None]  # called before no rows are accepted any more
     _closed: Callable[[bool], None]  # called after that, with whether the logged rows were passed on
@@ -126,7 +126,7 @@ class Shutdown:
         options = self._link.options
         within = options.limits.flush_timeout if within is None else within
         patience = within + (options.limits.upload_timeout if failed is None else 0.0)
-        if self._children.is_fork or not self._life.claim_finish(patience):
+        if self.relay.is_fork or not self._life.claim_finish(patience):
             return
         try:
             if self._life.phase is Phase.OPEN:
@@ -188,7 +188,7 @@ class Shutdown:
 
     def close_without_run(self) -> None:
         """Close after the user has finished this rank's run, so that nothing more can be written."""
-        if self._children.is_fork:
+        if self.relay.is_fork:
             self._close(handed_over=False)
             return
         self._life.close()
@@ -205,7 +205,7 @@ class Shutdown:
     def hand_over(self, *, failed: bool, within: float, passed_on: Callable[[], object] = lambda: None) -> None:
         """Pass on what was logged, and accept no more. `failed` and `within` are as for `finish`."""
         deadline = time.monotonic() + within
-        self._children.close(failed=failed)
+        self.relay.close(failed=failed)
         if not failed:
             self._config_sync.catch_up()
         self._closing()
@@ -220,7 +220,7 @@ class Shutdown:
             self._close(handed_over=True)
 
     def _close(self, *, handed_over: bool) -> None:
-        self._children.close(failed=True)  # no effect if they are closed already
+        self.relay.close(failed=True)  # no effect if they are closed already
         self._life.close()
         self._closed(handed_over)
 

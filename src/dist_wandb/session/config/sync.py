@@ -179,7 +179,7 @@ class ConfigSync:
             self._follower.begin(key, completes=plan.announces or plan.run_mode == "new")
         if isinstance(run, NullRun):
             self._target = LocalConfig(self.refresh, self._follower, self._comparison, self.connection)
-            run.show_config(ConfigView(self._target))
+            run.show(config=ConfigView(self._target))
             planned = plan if plan.base_id is not None else replace(plan, base_id=self._comparison.run.get("id"))
             run.show_metadata(self._target.metadata, unit_run_id(planned))
         else:
