@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypedDict
+from typing import Any, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
 from dist_wandb.job.job_store import JobStore, SharedList
@@ -87,25 +87,34 @@ class Opening:
             if self.options.strict:
                 self._publish({"error": str(error)})
                 raise
+            rank = self.topology.global_rank
+            # A writer beside the primary had right arguments.
             if self.plan.primary and wandb_init.is_answer(error.__cause__):
-                self._refuse(error)
-            return self._open_on_disk(error)
+                self._publish({"error": str(error), "refused": True})
+                self._drop_failed_run()
+                _log.error(
+                    "dist_wandb: W&B's server refused the run of rank %d: %s. This concerns what init was given: "
+                    "entity, project, id, resume_from, fork_from or the API key. Correct it, or pass mode='offline' to "
+                    "write the run to disk only.",
+                    rank,
+                    error,
+                )
+                raise error.__cause__ or error from None
+            _log.warning(
+                "dist_wandb: rank %d could not open its run: %s. Continuing offline; upload the run later with "
+                "dist-wandb sync. Pass strict=True to make it an error.",
+                rank,
+                error,
+            )
         except Exception as error:
             self._publish({"error": client_settings.without_values(error)})  # wrong arguments: no rank has to wait
             raise
-
-    def _refuse(self, error: UnavailableError) -> NoReturn:
-        """Raise wandb's own error for what the server has answered. A writer beside the primary had right arguments."""
-        self._publish({"error": str(error), "refused": True})
         self._drop_failed_run()
-        _log.error(
-            "dist_wandb: W&B's server refused the run of rank %d: %s. This concerns what init was given: entity, "
-            "project, id, resume_from, fork_from or the API key. Correct it, or pass mode='offline' to write the run "
-            "to disk only.",
-            self.topology.global_rank,
-            error,
-        )
-        raise error.__cause__ or error
+        try:
+            return self.attempt(offline=True)
+        except UnavailableError as error:
+            _log.warning("dist_wandb: rank %d cannot write its run to disk either: %s. It is not logged.", rank, error)
+            return NullRun()
 
     def attach(self) -> AnyRun:
         """Attach to the unit's run for the hardware metrics of this node, if planned. A failure only warns."""
@@ -162,21 +171,6 @@ class Opening:
             upload_timeout=None if is_exact else self.options.limits.upload_timeout,
             offline=offline,
         )
-
-    def _open_on_disk(self, error: UnavailableError) -> AnyRun:
-        rank = self.topology.global_rank
-        _log.warning(
-            "dist_wandb: rank %d could not open its run: %s. Continuing offline; upload the run later with "
-            "dist-wandb sync. Pass strict=True to make it an error.",
-            rank,
-            error,
-        )
-        self._drop_failed_run()
-        try:
-            return self.attempt(offline=True)
-        except UnavailableError as second:
-            _log.warning("dist_wandb: rank %d cannot write its run to disk either: %s. It is not logged.", rank, second)
-            return NullRun()
 
     def _drop_failed_run(self) -> None:
         """Drop the wandb process that keeps the id of the failed run in use."""

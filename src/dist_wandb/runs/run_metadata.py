@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -63,12 +62,6 @@ def starting_step(run: AnyRun) -> int:
     """Return the step of the run's first row in this start, as far as the run knows it."""
     step: object = getattr(run, "starting_step", 0)
     return step if isinstance(step, int) else 0
-
-
-def last_logged(run: AnyRun, name: str) -> int | None:
-    """Return the last integer logged under `name` before the run was resumed; `None` for a new run."""
-    value: object = run.summary.get(name) if run and run.resumed else None  # type: ignore[no-untyped-call]
-    return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def location(run: AnyRun, plan: RunPlan | None = None) -> str:

@@ -74,7 +74,13 @@ def open_run(
     if topology.world_size > 1:
         arguments.update(_planned_arguments(plan, topology, arguments))
     if upload_timeout is not None:
-        arguments["settings"] = _settings_with_limits(arguments.get("settings"), upload_timeout)
+        settings = arguments["settings"] = _copied_settings(arguments.get("settings"))
+        # For a dead server, and for the loss of a killed rank.
+        limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
+        # Values that the user has set are kept; limits unknown to this version of wandb are left out.
+        free = limits.keys() & type(settings).model_fields.keys() - settings.model_fields_set
+        for name in [name for name in free if f"WANDB_{name.upper()}" not in os.environ]:
+            setattr(settings, name, limits[name])
     if create_new and arguments.get("reinit") in (None, "default"):  # LightningCLI passes None if it is not in its file
         arguments["reinit"] = "create_new"
     _choose_directory(arguments, topology, is_own=topology.world_size > 1 and (plan.own_directory or plan.attaches))
@@ -148,9 +154,16 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
     if has_own_directory and mode != "disabled":  # in a common directory, equal ids at equal times would collide
         arguments["dir"] = str(requested.wandb_directory(given) / f"rank-{topology.global_rank}")
     if plan.has_writers and mode != "disabled":
-        arguments["settings"] = _writer_settings(given.get("settings"), plan, is_online=mode == "online")
+        settings = arguments["settings"] = _copied_settings(given.get("settings"))
+        if not plan.primary:
+            for name in {"resume_from", "fork_from"} & settings.model_fields_set:
+                setattr(settings, name, None)  # see `_branches`
+        settings.x_label = (
+            plan.label or plan.hardware
+        )  # offline too: system metrics are labelled when they are recorded
         if mode == "online":
-            arguments["mode"] = None
+            settings.mode, arguments["mode"] = "shared", None
+            settings.x_primary = settings.x_update_finish_state = plan.primary
     return arguments
 
 
@@ -170,32 +183,6 @@ def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.
 
     with hidden_values():
         return wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
-
-
-def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, upload_timeout: float) -> wandb.Settings:
-    """Return a copy of the user's settings with limits for a dead server and for the loss of a killed rank."""
-    settings = _copied_settings(given)
-    limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
-    # Values that the user has set are kept; limits unknown to this version of wandb are left out.
-    for name in limits.keys() & type(settings).model_fields.keys() - settings.model_fields_set:
-        if f"WANDB_{name.upper()}" not in os.environ:
-            setattr(settings, name, limits[name])
-    return settings
-
-
-def _writer_settings(
-    given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan, *, is_online: bool
-) -> wandb.Settings:
-    """Return a copy of the user's settings for a writer of a shared run: its label and, online, W&B's shared mode."""
-    settings = _copied_settings(given)
-    if not plan.primary:
-        for name in {"resume_from", "fork_from"} & settings.model_fields_set:
-            setattr(settings, name, None)  # see `_branches`
-    settings.x_label = plan.label or plan.hardware  # offline too: system metrics are labelled when they are recorded
-    if is_online:
-        settings.mode = "shared"
-        settings.x_primary = settings.x_update_finish_state = plan.primary
-    return settings
 
 
 def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: bool) -> None:

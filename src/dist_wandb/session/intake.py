@@ -122,15 +122,6 @@ class Intake:
             if watched:
                 self._put_reduced(watched, step, None, None)
 
-    def _with_watched(self, metrics: Mapping[str, Any], step: int | None, commit: bool | None) -> Mapping[str, Any]:
-        """Return the metrics of a call with what was measured for its row; pass on what belongs to the row before."""
-        if self._own.has_our_axis and step not in (None, self.step):  # a step of a framework's axis ends no row
-            self.end_row(self.step)
-        if commit or (commit is None and step is None):  # it ends its row
-            watched, self._watched = self._watched, {}
-            return {**watched, **metrics}
-        return metrics
-
     def _pass_on(
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool
     ) -> None:
@@ -139,8 +130,12 @@ class Intake:
             given = metrics.get(self._own.step_metric)
         if not leads or type(given) is not int or given < 0:
             given = None
-        if leads and self._watched:
-            metrics = self._with_watched(metrics, step, commit)
+        is_whole = commit or (commit is None and step is None)  # it ends its row
+        if leads and self._watched:  # measured for its row, or for the row before
+            if self._own.has_our_axis and step not in (None, self.step):  # a step of a framework's axis ends no row
+                self.end_row(self.step)
+            watched, self._watched = (self._watched, {}) if is_whole else ({}, self._watched)
+            metrics = {**watched, **metrics}
         if given is not None or (commit is False and self._last[0] is not None and self._is_counted):
             # As in wandb, a row that is left open lies after the one that has ended.
             self._last = self.step if given is None else given, 0, self._last[2]
@@ -153,12 +148,9 @@ class Intake:
             self._put_own(metrics, step, weight, commit)
         elif self._link.topology.is_unconnected:
             self._notices.too_early()
-        self._count(step, commit, has_step=given is not None)
-
-    def _count(self, step: int | None, commit: bool | None, *, has_step: bool) -> None:
         self.rows += commit is not False  # the next call continues a row that is not committed
         last, ended, is_placed = self._last
-        ended += bool(commit or (commit is None and not has_step))
+        ended += bool(commit or (commit is None and given is None))
         self._last = last, ended, not commit if step is not None else is_placed and commit is False
 
     def _is_over(self, values: int = 0) -> bool:

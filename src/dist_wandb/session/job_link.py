@@ -62,30 +62,22 @@ class Moving:
         self.has_id = False  # whether the base id is known to be the coordinator's: reads of it do not wait
         self._join_timeout = join_timeout
         self._ranks = ranks
-        self._until = math.inf  # reads wait, by the monotonic clock, once there was one
+        self.until: float = math.inf  # reads wait, by the monotonic clock, once there was one
 
     def to(self, primary_rank: int) -> None:
         if self.move is None:
             raise RuntimeError("the session has ended")
         self.move(primary_rank)
 
-    def begin(self) -> None:
-        if self._until != math.inf:
-            self._until = time.monotonic() + _OPENING
-
-    def end(self, successor: Moving) -> None:
-        """Let reads continue in the other session, for which they wait no longer."""
-        successor._until, self.has_happened = self._until, True
-
     def wait(self, is_over: Callable[[], bool], is_known: Callable[[], bool]) -> None:
         """Let a read wait until what the primary publishes `is_known`; raise `RendezvousError` if the store is gone.
 
         It does not wait if the session `is_over` on the coordinator: what that has published may be gone.
         """
-        if self._until == math.inf:
-            self._until = time.monotonic() + self._join_timeout + self.is_possible * _DECISION
+        if self.until == math.inf:
+            self.until = time.monotonic() + self._join_timeout + self.is_possible * _DECISION
         if not is_over():
-            is_settled = lambda: self.has_happened or time.monotonic() > self._until or is_known() or None  # noqa: E731
+            is_settled = lambda: self.has_happened or time.monotonic() > self.until or is_known() or None  # noqa: E731
             poll(is_settled, math.inf, LONGEST_PAUSE, self._ranks)
 
 
@@ -296,7 +288,8 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
     """
     before: dict[str, Any] = dict(vars(session))
     link: JobLink = before["_link"]
-    link.moving.begin()
+    if link.moving.until != math.inf:
+        link.moving.until = time.monotonic() + _OPENING  # reads wait for the other session
     former = next((one for one in registry.open_sessions() if vars(one)["_link"] is link), session)
     other = reopen(primary_rank, session)
     other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
@@ -320,6 +313,6 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
         session.run.config.update(written, allow_val_change=True)
     briefly(publish_before, None)
     following.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
-    link.moving.end(following.moving)
+    following.moving.until, link.moving.has_happened = link.moving.until, True  # reads continue there
     registry.remove(former)
     after["_notices"].moved()

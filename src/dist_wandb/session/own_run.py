@@ -269,8 +269,7 @@ class Elsewhere:
                 log_now(data, step, commit, **others)
 
         has_others = self._link.topology.world_size > 1 and self._link.plan.run_mode == "auto"
-        of_primary = {"alert": self._alert_of_primary} if has_others else {}
-        return {**of_primary, wandb_private.LOG: take}
+        return {**({"alert": self._alert} if has_others else {}), wandb_private.LOG: take}
 
     def deliver(self, published: float = math.inf) -> None:
         """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
@@ -306,24 +305,19 @@ class Elsewhere:
         self._passed_on.add(alert)
         return is_new
 
-    def _numbered(self, title: object, text: object, level: object) -> tuple[str, str, str, int]:
-        """Return an alert of this rank as texts, with how often this rank has given it."""
-        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
-        self._seen[key] += 1
-        return (*key, self._seen[key])
-
-    def _alert_of_primary(
+    def _alert(
         self, send: Callable[..., None], title: str, text: str, level: Any = None, wait_duration: Any = None
     ) -> None:
         requested.check_alert(level, wait_duration)  # also if another rank has sent it
-        if self._is_new(self._numbered(title, text, level)):
-            send(title, text, level, wait_duration)
-
-    def _alert(self, _: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
-        requested.check_alert(level, wait_duration)
-        title, text, level, number = self._numbered(title, text, level)
+        # An alert of this rank as texts, with how often this rank has given it.
+        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
+        self._seen[key] += 1
+        if self._run():
+            if self._is_new((*key, self._seen[key])):
+                send(title, text, level, wait_duration)
+            return
         wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
-        alert = {"title": title, "text": text, "level": level, "wait_duration": wait, "number": number}
+        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._seen[key])
         try:
             shared = self._shared()
             if shared is not None:
@@ -335,7 +329,7 @@ class Elsewhere:
             problem = error
         _log.warning(
             "dist_wandb: the alert %r of rank %d did not reach the rank that has the run: %s.",
-            title,
+            key[0],
             self._link.topology.global_rank,
             problem,
         )

@@ -136,7 +136,19 @@ class RemoteSession(LikeRun):
             with self._lock:
                 if time.monotonic() < self._mute_until:
                     return False
-                self._hand_over(message)
+                try:
+                    if (address := self._arguments[0]) is None:
+                        raise ConnectionError("it was not prepared for other processes, or has ended")
+                    if self._connection is None:
+                        self._connection = _connect(address)
+                    self._connection.send_bytes(message)
+                except (BlockingIOError, TimeoutError) as error:
+                    self._mute_until = time.monotonic() + _RETRY_AFTER  # so that `log` does not wait each time
+                    if self._connection is not None:  # part of the message may be sent
+                        self._connection.close()
+                        self._connection = None
+                        raise TimeoutError(f"the session's process reads nothing for {_STUCK:g} s") from error
+                    raise
         except OSError as error:
             why = "it has ended" if isinstance(error, _ENDED) else str(error) or type(error).__name__
             _warn_once(self.topology.global_rank, why)
@@ -145,22 +157,6 @@ class RemoteSession(LikeRun):
             _log.error("dist_wandb: lost a row that could not be sent to the session's process: %s", error)
             return False
         return True
-
-    def _hand_over(self, message: bytes) -> None:
-        try:
-            address = self._arguments[0]
-            if address is None:
-                raise ConnectionError("it was not prepared for other processes, or has ended")
-            if self._connection is None:
-                self._connection = _connect(address)
-            self._connection.send_bytes(message)
-        except (BlockingIOError, TimeoutError) as error:
-            self._mute_until = time.monotonic() + _RETRY_AFTER  # so that `log` does not wait each time
-            if self._connection is not None:  # part of the message may be sent
-                self._connection.close()
-                self._connection = None
-                raise TimeoutError(f"the session's process reads nothing for {_STUCK:g} s") from error
-            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteSession, self._arguments

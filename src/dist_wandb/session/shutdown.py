@@ -94,13 +94,6 @@ class LifeCycle:
             if has_turn:
                 self.accepting.release()
 
-    def detach(self) -> bool:
-        """Drop further rows; return whether they were accepted until now."""
-        if self.phase is not Phase.OPEN:
-            return False
-        self.phase = Phase.DETACHED
-        return True
-
 
 @dataclass(eq=False, repr=False)
 class Shutdown:
@@ -161,7 +154,7 @@ class Shutdown:
                 self._exchange.flush()  # also waits for what other ranks still log for the same rows
                 if others_get:
                     self._exchange.flush(others_get, together=True)
-            briefly(self._config_sync.own.publisher.publish_end, None)
+            briefly(self._config_sync.own.publish_end, None)
             within = max(within - (time.monotonic() - began), min(within, LEAST_TO_END))
         self.finish(exit_code, within)
 
@@ -181,7 +174,8 @@ class Shutdown:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
         self._config_sync.refresh.in_background(published)
         self._own.elsewhere.deliver(published)
-        if self._config_sync.has_run_ended and self._life.detach():
+        if self._config_sync.has_run_ended and self._life.phase is Phase.OPEN:
+            self._life.phase = Phase.DETACHED
             self._exchange.detach()
             self._close(handed_over=False)
             self._link.leave(self._exchange)

@@ -3,8 +3,8 @@
 Only the job's store is used, through a separate connection. So no rank waits for one that may never come, with two
 exceptions: a rank that reads the config of a run which another rank opens, and ranks with ``config_sync="check"``.
 
-Parts: `Comparison` (the given configs), `Publisher` (a primary's end), `Follower` (the end of the others), with an
-`OwnConfig`, which also detects what users write, or a `LocalConfig` as its target, and `Refresh`, which updates all.
+Parts: `Comparison` (the given configs), `Follower`, with an `OwnConfig` (which a primary also publishes, and which
+detects what users write) or a `LocalConfig` as its target, and `Refresh`, which updates all.
 
 A primary publishes its run's config and metadata as JSON whenever they have changed (including values of a sweep), with
 a version number, which is all that followers poll. Values are published at once rather than on request: the first
@@ -195,7 +195,7 @@ class ConfigSync:
             self._comparison.compare()
             if self._target is not None:
                 self._follower.follow(self._target)
-        self.own.publisher.publish()
+        self.own.publish()
 
     def continue_in(self, run: Callable[[], AnyRun]) -> dict[str, Any]:
         """Answer, on a rank without a run, from the run of another session; return what was written on this rank."""
@@ -207,7 +207,7 @@ class ConfigSync:
     def catch_up(self) -> None:
         """Refresh at once, but do not wait long for a store whose host has stalled."""
         if self.connection.is_usable:
-            self.own.publisher.is_due = True  # values may have changed inside
+            self.own.is_due = True  # values may have changed inside
             briefly(lambda: self.refresh(at_once=True), None, _CATCH_UP)
 
     def known(self) -> dict[str, Any]:

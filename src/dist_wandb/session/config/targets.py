@@ -74,7 +74,7 @@ class Follower:
         if not self.is_known and self._own is not None:
             given = run["given"]
             self._own -= {name for name, digest in self._comparison.digests.items() if given.get(name) == digest}
-            self._own |= target.names_of_earlier_starts(values)
+            self._own |= set() if isinstance(target, LocalConfig) else target.names_of_earlier_starts(values)
         self._imposed = frozenset(run["imposed"])
         kept = (self._own or set()) - self._imposed
         seen, self._seen = self._seen, {name: (value, withheld.get(name)) for name, value in values.items()}
@@ -136,10 +136,6 @@ class LocalConfig:
                 self._comparison.opened_at,
                 may_raise=False,
             )
-
-    def names_of_earlier_starts(self, _published: Mapping[str, Any]) -> set[str]:
-        """Return no names, because this rank has no run."""
-        return set()
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
         """Return the primary's config, at most a heartbeat old; it is polled at once for a `name` that is missing."""

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from dist_wandb.errors import RendezvousError
@@ -64,13 +65,8 @@ _MOST_STACKS = 28 * 1024  # characters of the stacks that one rank publishes; wi
 _ALONE = "The job's store does not answer, so nothing is known of the other ranks."
 
 
-class Signs:
-    """Signs of life of this process's training."""
-
-    last: float = 0.0  # on the monotonic clock; the training thread sets it
-
-
-signs: Signs = Signs()
+# Signs of life of this process's training. `last` is on the monotonic clock; the training thread sets it.
+signs = SimpleNamespace(last=0.0)
 
 
 class Clock:
