@@ -103,14 +103,12 @@ def without_password(url: str) -> str:
 
 
 def artifact_staging() -> Path:
-    """Return the directory in which W&B keeps files of artifacts until they are uploaded."""
     import wandb
 
     return Path(wandb.env.get_data_dir()).absolute() / "artifacts" / "staging"
 
 
 def usual_directories() -> list[Path]:
-    """Return the existing directories that W&B and Lightning usually write runs to."""
     given = os.environ.get("WANDB_DIR")
     paths = [Path(given or ".", "wandb"), Path("wandb"), Path("lightning_logs")]
     return [path for path in dict.fromkeys(paths) if path.is_dir()]
@@ -137,7 +135,6 @@ def upload_environment(directory: Path, role: Mapping[str, str | None]) -> dict[
 
 
 def state_directory() -> Path:
-    """Return the directory for the state of this user's uploads: ``$XDG_STATE_HOME/dist-wandb``."""
     path = Path(os.environ.get("XDG_STATE_HOME") or "")
     # According to the XDG base directory specification, a relative path in the variable is ignored.
     return (path if path.is_absolute() else Path("~/.local/state").expanduser()) / "dist-wandb"

@@ -186,21 +186,19 @@ def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
     import wandb
     from wandb.wandb_run import Run
 
-    original, before, opens, is_over = Run.log, wandb.run, threading.get_ident(), False
-    handler = logs_first(log)
+    before, opens, handler = wandb.run, threading.get_ident(), logs_first(log)
 
-    def method(run: Any, *args: Any, **kwargs: Any) -> None:
-        if is_over or threading.get_ident() == opens or run is before or run is not wandb.run:
+    def log_of_new(original: Handler, run: Any, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == opens or run is before or run is not wandb.run:
             original(run, *args, **kwargs)
         else:
             handler(original, *args, **kwargs)
 
-    Run.log = method  # type: ignore[method-assign]
+    undo = intercept(Run, "log", log_of_new)
     try:
         yield
     finally:
-        is_over = True
-        Run.log = original  # type: ignore[method-assign]
+        undo()
 
 
 def _serve(run: NullRun) -> Callable[[], None]:

@@ -27,6 +27,7 @@ from typing import Any, TypedDict
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
 from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.model import Topology
+from dist_wandb.notices import warn
 from dist_wandb.runs import client_settings, requested, wandb_init, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.writer import define_step_metric
@@ -39,17 +40,12 @@ _RETRIES = 2  # of a secondary: the server may not know the run yet (wandb issue
 _PAUSE = 1.0  # seconds before the first retry, doubled before the second
 
 
-class OpenedRun(TypedDict):
-    """A primary's message about its open run."""
+class OpenedRun(TypedDict, total=False):
+    """A primary's message about its run: that it is open, or could not be opened."""
 
     url: str | None  # `None` if the run is not on the server
     offline: bool  # whether it is not on the server
     first_row: int  # position on the x axis of the first row without a step
-
-
-class FailedRun(TypedDict, total=False):
-    """A primary's message about a run that could not be opened."""
-
     error: str
     refused: bool  # by W&B's server, so that no rank goes offline
 
@@ -100,11 +96,9 @@ class Opening:
                     error,
                 )
                 raise error.__cause__ or error from None
-            _log.warning(
-                "dist_wandb: rank %d could not open its run: %s. Continuing offline; upload the run later with "
-                "dist-wandb sync. Pass strict=True to make it an error.",
-                rank,
-                error,
+            warn(
+                f"rank {rank} could not open its run: {error}. Continuing offline; upload the run later with "
+                "dist-wandb sync. Pass strict=True to make it an error."
             )
         except Exception as error:
             self._publish({"error": client_settings.without_values(error)})  # wrong arguments: no rank has to wait
@@ -113,7 +107,7 @@ class Opening:
         try:
             return self.attempt(offline=True)
         except UnavailableError as error:
-            _log.warning("dist_wandb: rank %d cannot write its run to disk either: %s. It is not logged.", rank, error)
+            warn(f"rank {rank} cannot write its run to disk either: {error}. It is not logged.")
             return NullRun()
 
     def attach(self) -> AnyRun:
@@ -123,9 +117,7 @@ class Opening:
         try:
             return self._open()
         except (UnavailableError, RendezvousError) as error:
-            _log.warning(
-                "dist_wandb: rank %d does not record the hardware of its node: %s", self.topology.global_rank, error
-            )
+            warn(f"rank {self.topology.global_rank} does not record the hardware of its node: {error}")
             self._drop_failed_run()
             return NullRun()
 
@@ -161,7 +153,6 @@ class Opening:
         return self.attempt(offline=offline)
 
     def attempt(self, *, offline: bool) -> AnyRun:
-        """Open the run, once; raise an `UnavailableError` if this fails."""
         is_exact = self.as_given and self.topology.world_size == 1 and not offline
         return wandb_init.open_run(
             self.plan,
@@ -203,13 +194,13 @@ class Opening:
                 wandb_private.drop_inherited_service()  # reading the limit uses wandb
             self.job_store.publish(opening_key(self.plan), requested.init_timeout(self.arguments))
 
-    def _publish(self, message: OpenedRun | FailedRun) -> None:
+    def _publish(self, message: OpenedRun) -> None:
         if self.job_store is not None and self.plan.announces:
             self.job_store.publish(run_key(self.plan), message)
 
 
 def run_key(plan: RunPlan) -> str:
-    """Return the key of a primary's `OpenedRun` or `FailedRun`."""
+    """Return the key of a primary's `OpenedRun`."""
     return f"run/{plan.name_suffix}"
 
 

@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from dist_wandb.errors import ConfigurationError, suggest
-from dist_wandb.runs.client_settings import (
-    client_settings,
-    hidden_values,
-    users_values,
-    workspace_values,
-)
+from dist_wandb.runs.client_settings import client_settings, hidden_values, users_values, workspace_values
 from dist_wandb.settings.config_values import plain
 from dist_wandb.settings.options import LIMIT_NAMES, OPTION_NAMES
 
@@ -209,7 +204,6 @@ def given(init_arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def variable(name: str) -> tuple[str, str | None]:
-    """Return the environment variable for an argument, and its value."""
     found = _VARIABLES.get(name, f"WANDB_{name.upper()}")
     return found, os.environ.get(found)
 
@@ -220,7 +214,6 @@ def _asked(init_arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
-    """Return a requested value: from the arguments, else the settings, else the environment."""
     found = _asked(init_arguments, name)
     return str(found) if found else None
 
@@ -342,5 +335,4 @@ def set_offline() -> None:
 
 
 def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:
-    """Return the directory that contains the run directories of a job."""
     return Path(_asked(init_arguments, "dir") or ".") / "wandb"

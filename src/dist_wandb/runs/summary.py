@@ -187,7 +187,6 @@ class SummaryWrites:
         self.count = number
 
     def set_aside(self, key: Any, action: Callable[[AnyRun], Any]) -> None:
-        """Keep what was done with a stand-in."""
         number = next(self._numbers)
         self._aside[key] = number, action
         self.count = number

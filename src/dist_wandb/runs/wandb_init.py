@@ -18,7 +18,6 @@ A shared writer drops a `WANDB_SERVICE` inherited from another process: that ser
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import re
 import tempfile
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import UnavailableError
 from dist_wandb.job.model import Topology
+from dist_wandb.notices import warn
 from dist_wandb.runs import interception, requested, sweeps
 from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_line
 from dist_wandb.runs.current_server import warn_of_workspace
@@ -40,7 +40,6 @@ from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
 if TYPE_CHECKING:
     import wandb
 
-_log = logging.getLogger("dist_wandb")
 
 _FLUSH_INTERVAL = 1.0  # seconds until rows are on disk; a killed process may lose newer rows. wandb's default is 15
 _REFUSED = re.compile(r"\b(?:HTTP|error|status) (?:400|401|403|404|409|410|422)\b", re.IGNORECASE)
@@ -94,12 +93,9 @@ def open_run(
         try:
             write_sidecar(Path(run.dir).parent, Sidecar.of(plan, topology))
         except OSError as error:
-            _log.warning(
-                "dist_wandb: rank %d could not write %s beside its run (%s). Without it dist-wandb sync does not know "
-                "the run's place in the job.",
-                topology.global_rank,
-                SIDECAR_NAME,
-                error.strerror or error,
+            warn(
+                f"rank {topology.global_rank} could not write {SIDECAR_NAME} beside its run "
+                f"({error.strerror or error}). Without it dist-wandb sync does not know the run's place in the job."
             )
     return run
 
@@ -204,10 +200,7 @@ def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: 
         return
     with suppress(OSError):  # wandb reports it
         arguments["dir"] = tempfile.mkdtemp(prefix="wandb-")
-        _log.warning(
-            "dist_wandb: rank %d cannot write to %s, so its run is written to %s, a new directory that only this user "
-            "can enter. Pass dir= with a writable directory.",
-            topology.global_rank,
-            directory,
-            arguments["dir"],
+        warn(
+            f"rank {topology.global_rank} cannot write to {directory}, so its run is written to {arguments['dir']}, a "
+            "new directory that only this user can enter. Pass dir= with a writable directory."
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import errno
 import json
-import logging
 import os
 import pickle
 import re
@@ -21,13 +20,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from dist_wandb.notices import warn
 from dist_wandb.runs.client_settings import one_line
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.requested import user_setting
 from dist_wandb.settings.config_values import decoded, encoded, given_values
-
-_log = logging.getLogger("dist_wandb")
 
 _T = TypeVar("_T")
 
@@ -206,10 +204,7 @@ def unpickled_run(data: bytes) -> Run | None:
     try:
         _ = getattr(run, "config", None)  # wandb attaches at the first use
     except Exception as error:  # noqa: BLE001  # of wandb's own types: WANDB_SERVICE is unset, or its process has ended
-        _log.warning(
-            "dist_wandb: this process reopens the run of its parent, because wandb could not attach to it: %s",
-            one_line(error),
-        )
+        warn(f"this process reopens the run of its parent, because wandb could not attach to it: {one_line(error)}")
         return None
     if config:
         fill_config(run, decoded(config))

@@ -304,10 +304,10 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
 
     after["_own"].summary.continue_from(before["_own"].summary, other.run)
     after["_intake"].continue_from(before["_intake"])
-    after["_shutdown"].failure, before["_shutdown"].successor = before["_shutdown"].failure, after["_shutdown"]
-    relay, own = before["_relay"], after["_relay"]  # children have the address of the former
+    after["shutdown"].failure, before["shutdown"].successor = before["shutdown"].failure, after["shutdown"]
+    relay, own = before["relay"], after["relay"]  # children have the address of the former
     relay.deliver, relay.metadata = own.deliver, own.metadata
-    after["_relay"] = vars(other)["_relay"] = after["_shutdown"].relay = relay
+    after["relay"] = vars(other)["relay"] = after["shutdown"].relay = relay
     vars(session).update(after)
     if written := before["_config_sync"].continue_in(lambda: session.run):
         session.run.config.update(written, allow_val_change=True)

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
@@ -43,8 +42,6 @@ from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
-
-_log = logging.getLogger("dist_wandb")
 
 
 def open_session(
@@ -324,7 +321,7 @@ class Opener:
         try:
             return int(self._store.wait_get(run_key(plan), "its primary").get("first_row", 0))
         except RendezvousError as error:
-            _log.warning("dist_wandb: rows without a step start at 0 under this rank's label: %s", error)
+            warn(f"rows without a step start at 0 under this rank's label: {error}")
             return 0
 
     def _announce(self, session: Session) -> None:
@@ -349,5 +346,5 @@ class Opener:
                 session.announce()
                 registry.process_end.catch_sigterm()
         except BaseException:
-            session.end_with_process(registry.FAILED, failed=True)  # no caller has it
+            session.shutdown.end_with_process(registry.FAILED, failed=True)  # no caller has it
             raise

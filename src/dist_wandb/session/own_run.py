@@ -30,6 +30,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError
+from dist_wandb.notices import warn
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.opening import Opening, run_key
@@ -49,15 +50,6 @@ _log = logging.getLogger("dist_wandb")
 
 _SAVING = ("save", "log_artifact", "log_model", "log_code")
 _FETCHING = ("use_artifact", "use_model")
-_FETCHES_NOTHING = (
-    "dist_wandb: rank %(rank)d called %(name)s, which returns nothing there, because only rank %(primary)d has a run. "
-    "Read it with wandb.Api().artifact(...), which every rank can, or on rank %(primary)d only."
-)
-_SAVES_NOTHING = (
-    "dist_wandb: rank %(rank)d called %(name)s, which saves nothing there, because only rank %(primary)d has a run. "
-    "If each rank has files of its own, such as a part of a checkpoint, pass run_mode='shared' to save those of all "
-    "ranks. If not, call %(name)s on rank %(primary)d only."
-)
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
@@ -212,16 +204,16 @@ class OwnRun:
         with record.quiet_finish(self.run, self._link.plan, self.opening.arguments):
             problem = self._record.finish(exit_code)
         if problem:
-            _log.warning("dist_wandb: rank %d: %s", self._link.topology.global_rank, problem)
+            warn(f"rank {self._link.topology.global_rank}: {problem}")
         upload_hint = record.upload_hint(self.run, self._link.plan, self._link.topology)
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
         plan, run = self._link.plan, self.run
         if plan.shared and not plan.primary and run and run_metadata.is_offline(run) and self._link.run_url():
-            _log.warning(
-                "dist_wandb: what rank %d has logged of the run %s is only on its disk, while the run is online. Give "
-                "all ranks the same mode (WANDB_MODE). Upload it with: dist-wandb sync %s",
-                *(self._link.topology.global_rank, run.id, Path(run.dir).parent.parents[2]),
+            warn(
+                f"what rank {self._link.topology.global_rank} has logged of the run {run.id} is only on its disk, "
+                "while the run is online. Give all ranks the same mode (WANDB_MODE). Upload it with: dist-wandb sync "
+                f"{Path(run.dir).parent.parents[2]}"
             )
         return bool(problem) and bool(run) and run_metadata.is_offline(run)
 
@@ -298,7 +290,7 @@ class Elsewhere:
             try:
                 interception.original(self._run(), "alert")(title, text, **arguments)
             except Exception as error:  # noqa: BLE001  # must not affect the training
-                _log.warning("dist_wandb: an alert of another rank could not be sent: %r: %r", title, error)
+                warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
 
     def _is_new(self, alert: tuple[str, str, str, int]) -> bool:
         is_new = alert not in self._passed_on
@@ -327,11 +319,9 @@ class Elsewhere:
             problem: object = "there is no store of the job, so call init_process_group first"
         except (RendezvousError, UnansweredError) as error:
             problem = error
-        _log.warning(
-            "dist_wandb: the alert %r of rank %d did not reach the rank that has the run: %s.",
-            key[0],
-            self._link.topology.global_rank,
-            problem,
+        warn(
+            f"the alert {key[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the run: "
+            f"{problem}."
         )
 
     def _shared(self) -> SharedList | None:
@@ -349,15 +339,19 @@ class Elsewhere:
             nonlocal reported
             if not reported:
                 reported = True
-                rank, unit, key = (
-                    topology.global_rank,
-                    self._link.unit,
-                    f"{run_key(self._link.plan)}/without a run/{name}",
-                )
+                rank, unit = topology.global_rank, self._link.unit
+                key = f"{run_key(self._link.plan)}/without a run/{name}"
                 primary = unit.ranks[0] if unit.is_member else topology.coordinator
                 if ask(self._link.store, lambda store: store.claim(key, rank) == rank, otherwise=True):
-                    text = _FETCHES_NOTHING if name in _FETCHING else _SAVES_NOTHING
-                    _log.warning(text, {"rank": rank, "name": name, "primary": primary})
+                    warn(
+                        f"rank {rank} called {name}, which returns nothing there, because only rank {primary} has a "
+                        "run. Read it with wandb.Api().artifact(...), which every rank can, or on rank "
+                        f"{primary} only."
+                        if name in _FETCHING
+                        else f"rank {rank} called {name}, which saves nothing there, because only rank {primary} has a "
+                        "run. If each rank has files of its own, such as a part of a checkpoint, pass "
+                        f"run_mode='shared' to save those of all ranks. If not, call {name} on rank {primary} only."
+                    )
             return do_nothing(*args, **kwargs)
 
         return report

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Notices
+from dist_wandb.notices import Notices, warn
 from dist_wandb.payloads.devices import as_tensor, known, whole
 from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log
 from dist_wandb.runs.null_run import LikeRun, NullRun
@@ -40,7 +40,6 @@ LOG, FLUSH = "log", "flush"  # kinds of messages
 HANDSHAKE = 5.0  # seconds that a child waits to be accepted, and that the session waits for a part of its key
 
 _STUCK = 30.0  # seconds that a child waits while the session's process reads nothing
-_RETRY = 0.01  # seconds between two attempts to connect
 _RETRY_AFTER = 30.0  # seconds after such a failure before a child tries again
 _FLUSH_PATIENCE = 60.0  # seconds
 _ENDED = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
@@ -199,18 +198,13 @@ def _connect(address: Address) -> Connection:
 
     Writes raise `BlockingIOError` if nothing is read for `_STUCK` seconds.
     """
-    deadline = time.monotonic() + HANDSHAKE
     with socket.socket(socket.AF_UNIX) as client:
-        client.setblocking(False)
-        while True:
-            try:
-                client.connect(address.path)
-                break
-            except BlockingIOError:  # too many connections are waiting
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the session's process accepts no connection for {HANDSHAKE:g} s") from None
-                time.sleep(_RETRY)
         client.setblocking(True)
+        limit(client, receiving=0.0, sending=HANDSHAKE)
+        try:
+            client.connect(address.path)  # waits while too many connections are waiting
+        except BlockingIOError:
+            raise TimeoutError(f"the session's process accepts no connection for {HANDSHAKE:g} s") from None
         if not is_own(client):
             raise PermissionError("another user listens in its place")
         connection = Connection(client.detach())
@@ -232,7 +226,7 @@ def is_own(connected: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
-def limit(connection: Connection, *, receiving: float, sending: float) -> None:
+def limit(connection: Connection | socket.socket, *, receiving: float, sending: float) -> None:
     """Limit how long reads and writes wait without progress; 0 for no limit."""
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.setblocking(True)  # a default timeout set by the user would make it non-blocking
@@ -251,10 +245,9 @@ def _warn_of_ranks() -> None:
     """
     group = Topology.from_torch_distributed()
     if group is not None and _notices.is_first("ranks") and group.world_size > 1 and group.is_coordinator:
-        _log.warning(
-            "dist_wandb: rank 0 of %d logs to a run that its parent process has opened, so no mean of the ranks is "
-            "written. Call init on each rank instead, after init_process_group.",
-            group.world_size,
+        warn(
+            f"rank 0 of {group.world_size} logs to a run that its parent process has opened, so no mean of the ranks "
+            "is written. Call init on each rank instead, after init_process_group."
         )
 
 

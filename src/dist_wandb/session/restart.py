@@ -44,7 +44,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import logging
 import math
 import sys
 from collections import Counter
@@ -59,14 +58,12 @@ from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Notices
+from dist_wandb.notices import Notices, warn
 from dist_wandb.runs import requested, run_metadata
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
-
-_log = logging.getLogger("dist_wandb")
 
 _FORMAT = 1
 DIRECTORY = "dist-wandb-resume"
@@ -186,12 +183,10 @@ class RestartStore:
             if not differ:
                 self._continued = self._of_job(record.job) if record.job else None
                 return earlier
-            _log.warning(
-                "dist_wandb: the run %s of an earlier start (%s) is not continued: %s. New runs are opened. Start with "
-                "the same arguments, or pass id= and resume='allow'.",
-                record.base_id,
-                earlier.reason,
-                "; ".join(differ),
+            warn(
+                f"the run {record.base_id} of an earlier start ({earlier.reason}) is not continued: "
+                f"{'; '.join(differ)}. New runs are opened. Start with the same arguments, or pass id= and "
+                "resume='allow'."
             )
         return None
 
@@ -221,13 +216,11 @@ class RestartStore:
         except FileNotFoundError:
             return
         except (OSError, ValueError, ReadError) as error:
-            if _notices.is_first(path):
-                _log.warning(
-                    "dist_wandb: %s is not a valid restart record of this job (%s). It is ignored, and new runs are "
-                    "opened. To continue a known run, pass id= and resume='allow'.",
-                    path,
-                    error,
-                )
+            _notices.warn(
+                path,
+                f"{path} is not a valid restart record of this job ({error}). It is ignored, and new runs are opened. "
+                "To continue a known run, pass id= and resume='allow'.",
+            )
 
     def leave(self, base_id: str) -> None:
         """Write a record of the runs that were opened. Warn once if the directory is not writable."""
@@ -238,12 +231,10 @@ class RestartStore:
                 self._mine.write(path)
             self._remove({self._continued} - {None, *self._paths.values()})
         except (OSError, ReadError) as error:
-            _log.warning(
-                "dist_wandb: could not write a restart record of the run %s to %s (%s), so a later start will not find "
-                "it. Pass dir= with a writable directory, or id= and resume='allow' at every start.",
-                base_id,
-                self._directory,
-                getattr(error, "strerror", None) or error,
+            warn(
+                f"could not write a restart record of the run {base_id} to {self._directory} "
+                f"({getattr(error, 'strerror', None) or error}), so a later start will not find it. Pass dir= with a "
+                "writable directory, or id= and resume='allow' at every start."
             )
 
     def delete(self) -> None:
@@ -355,11 +346,9 @@ def _last_on_disk(run: AnyRun, axis: str) -> int | None:
                 else:
                     others[found.st_uid] = path
     for user, path in others.items():
-        _log.warning(
-            "dist_wandb: %s belongs to user %d, so rows without a step do not continue after its last row. Give "
-            "every row a step, or copy its directory.",
-            path,
-            user,
+        warn(
+            f"{path} belongs to user {user}, so rows without a step do not continue after its last row. Give every row "
+            "a step, or copy its directory."
         )
     for path in sorted(changed, key=lambda path: changed[path], reverse=True)[:_MOST_FILES]:
         with suppress(ReadError):  # it contains no run

@@ -97,9 +97,7 @@ class Sections:
     """The sections of this rank that have ended since the last row with timings."""
 
     def __init__(
-        self,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        event: Callable[[], Event | None] = device_event,
+        self, clock: Callable[[], int] = time.perf_counter_ns, event: Callable[[], Event | None] = device_event
     ) -> None:
         self.clock: Callable[[], int] = clock
         self.event: Callable[[], Event | None] = event

@@ -27,6 +27,7 @@ from functools import partial
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange
 from dist_wandb.job.job_store import LONGEST_PAUSE
 from dist_wandb.job.timed_caller import briefly, poll
+from dist_wandb.notices import warn
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import JobLink, UnitEnd
@@ -224,7 +225,7 @@ class Shutdown:
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
         if error := job_description.late_trial(self._link.store, self._link.topology):
-            _log.warning("dist_wandb: %s", error)
+            warn(str(error))
         exit_code, interrupt = unit_end.report(exit_code), None
         with ExitStack() as until_ended:
             # once the session is closed, SIGTERM does not find it any more
@@ -254,11 +255,10 @@ class Shutdown:
             plan, lost = self._link.plan, self._exchange.lost
             writers = self._link.other_writers(deadline) if plan.has_writers else None
             if writers and not unit_end.await_writers(deadline, writers - lost):
-                _log.warning(
-                    "dist_wandb: rank %d stopped waiting for the other writers of the run %s to end. Rows that they "
-                    "write from now on may be missing. If they need longer, increase finish_timeout.",
-                    self._link.topology.global_rank,
-                    plan.run_id,
+                warn(
+                    f"rank {self._link.topology.global_rank} stopped waiting for the other writers of the run "
+                    f"{plan.run_id} to end. Rows that they write from now on may be missing. If they need longer, "
+                    "increase finish_timeout."
                 )
             if plan.shared and writers is not None:  # those that never took part may still be opening their runs
                 lost -= self._exchange.unmet - writers

@@ -141,12 +141,10 @@ class Connection:
         return self._job_store
 
     def open(self, caller: TimedCaller | None = None) -> JobStore | None:
-        """Open a further connection to the job's store; `None` while there is none."""
         found = self.find()
         return None if found is None else found.beside("config_sync", caller)
 
     def try_get(self, key: str, kind: type[_T]) -> _T | None:
-        """Return the checked message of a key; `None` if it is not set, or there is no store yet."""
         job_store = self.store()
         message = None if job_store is None else job_store.try_get(key)
         return None if message is None else checked(message, kind, key)
@@ -305,7 +303,6 @@ class Comparison:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """Digests of what this rank was given, without secrets."""
         compared = comparable(without_secrets(self.given), with_ranks=True)
         return {name: one["digest"] for name, one in compared.items()}
 

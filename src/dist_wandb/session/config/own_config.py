@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
-from dist_wandb.runs.null_run import AnyRun, NullRun
+from dist_wandb.runs.null_run import AnyRun, NullRun, class_of
 from dist_wandb.session.config.comparison import (
     OF_VERSION,
     REFUSED,
@@ -71,7 +71,7 @@ class OwnConfig:
         self._imposed = [name for name in values if wandb_private.is_locked(self._config, name)]
         self.is_due = True
         self._published: PublishedRun | None = None
-        if run_metadata.is_wandb_config(self._config):  # changes of any other config are detected later
+        if issubclass(type(self._config), class_of("Config") or ()):  # changes of any other config are detected later
             with suppress(TypeError):  # the same applies if wandb's config does not allow another class
                 if not isinstance(self._config, _Guarded):
                     kind: Any = type(self._config)

@@ -115,8 +115,7 @@ class Refresh:
         except RendezvousError as error:  # the store is gone, usually because the job has ended
             _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)
         except ConfigurationError as error:  # another rank's message cannot be read
-            if self._notices.is_first("malformed"):
-                _log.warning("dist_wandb: rank %d cannot follow the config: %s", self._connection.rank, error)
+            self._notices.warn("malformed", f"rank {self._connection.rank} cannot follow the config: {error}")
         except Exception:  # noqa: BLE001  # must not affect the training
             if self._notices.is_first("failed"):
                 _log.exception("dist_wandb: rank %d could not bring its config up to date", self._connection.rank)
@@ -162,7 +161,6 @@ class ConfigSync:
             self.refresh(at_once=True)
 
     def completed(self, init_arguments: Mapping[str, Any], plan: RunPlan, unit: str) -> Mapping[str, Any]:
-        """Return the arguments of `wandb.init`, with a `config` that W&B can store."""
         if plan.has_writers and not plan.primary:  # these get the config that the primary has published
             run = self.connection.try_get(run_key(unit), PublishedRun)
             if run is not None:

@@ -18,16 +18,7 @@ from dist_wandb.session.config.comparison import (
     Version,
     differs_by_rank,
 )
-from dist_wandb.settings.config_values import (
-    MISSING,
-    ConfigCopy,
-    Known,
-    decoded,
-    encoded,
-    filled,
-    given_values,
-    shown,
-)
+from dist_wandb.settings.config_values import MISSING, ConfigCopy, Known, decoded, encoded, filled, given_values, shown
 
 if TYPE_CHECKING:
     from dist_wandb.session.config.own_config import OwnConfig

@@ -41,6 +41,7 @@ from dist_wandb.job.launch import node_identity
 from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
+from dist_wandb.notices import warn
 from dist_wandb.session.stalls import evidence
 from dist_wandb.session.stalls.verdict import MOVING, Answer, Calls, Stall, StalledRank, judge, located
 from dist_wandb.settings.options import Options
@@ -257,7 +258,7 @@ class Watcher(threading.Thread):
         lasted = self._clock.hear(time.monotonic() if self._collectives.have_moved() else signs.last)
         self._clock.watchdog = self._collectives.watchdog
         if lasted and told_in is not None:
-            _log.warning("dist_wandb: the training went on after %.0f s.", lasted)
+            warn(f"the training went on after {lasted:.0f} s.")
             with suppress(Exception):  # there may be no file
                 end_stall(told_in, lasted)
 
@@ -290,10 +291,9 @@ class Watcher(threading.Thread):
     def _tell(self, stall: Stall, stacks: dict[str, list[int]]) -> None:
         self._clock.is_told = True
         path = self._clock.told_in = self._write(stall.message, stacks)
-        _log.warning(
-            "dist_wandb: %s All stacks are in %s. No process is ended; stall_timeout=None turns this off.",
-            stall.message,
-            path or "no file, because it cannot be written",
+        warn(
+            f"{stall.message} All stacks are in {path or 'no file, because it cannot be written'}. No process is "
+            "ended; stall_timeout=None turns this off."
         )
         if self._run():
             self._alert(stall.message)
@@ -311,7 +311,6 @@ class Watcher(threading.Thread):
             self._run().alert("Training stands still", text, level="WARN")
 
     def _write(self, message: str, stacks: dict[str, list[int]]) -> str:
-        """Write all stacks to a file of the run; return its path."""
         run, texts = self._run(), [f"{named(ranks)}:\n{text}\n" for text, ranks in stacks.items()]
         own = Path(briefly(lambda: str(run.dir), ""))  # perhaps of another rank
         is_own = run or (own.is_dir() and is_in_run_directory(own))
