@@ -97,8 +97,9 @@ class Record:
     def _log(self, run: AnyRun, logged: _LoggedRow) -> None:
         original(run, "log")(nested(logged.row, self._paths) if self._paths else logged.row, **logged.arguments)
 
-    def stored(self, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
-        run = self.run
+    def stored(self, name: str, value: Any, step: int) -> tuple[str, Any]:
+        """As `wandb_private.stored`; files are named as with wandb alone, by the innermost name, and the step."""
+        run, key = self.run, self._paths.get(name, (name,))[-1]
         try:
             return wandb_private.with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
         except Exception as error:

@@ -7,7 +7,6 @@ import inspect
 import os
 import re
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -24,7 +23,6 @@ _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
 _LONGEST_ID = 128  # characters. W&B documents this limit only for names
 _LONGEST_ID_IN_BYTES = 192  # W&B puts the id into file names, which may have 255 bytes
 _SHOWN_OF_AN_ORIGIN = 200
-_ALERT_LEVELS = ("INFO", "WARN", "ERROR")
 # W&B's setting and environment variable by argument, where they are not named like it.
 _SETTINGS = {
     "dir": "root_dir",
@@ -142,14 +140,6 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
             nearest = difflib.get_close_matches(name, [*parameters, *OPTION_NAMES, *LIMIT_NAMES], n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
             raise ConfigurationError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
-
-
-def check_alert(level: Any, wait_duration: Any) -> None:
-    """Raise the errors that `wandb.Run.alert` raises for these arguments."""
-    if getattr(level, "value", level or "INFO") not in _ALERT_LEVELS:
-        raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
-    if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
-        raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
 
 
 def check_id(run_id: object, origin: str) -> str:

@@ -22,14 +22,13 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.scalars import Paths
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.runs.wandb_media import AsLogged, is_media, made_of_merged, may_change, with_taken
@@ -83,22 +82,15 @@ class RunWriter:
     def has_run(self) -> bool:
         return bool(self._run)
 
-    def as_logged(
-        self,
-        metrics: Mapping[str, Any],
-        per_rank: PerRankNames,
-        step: int,  # for the names of files
-        store: Callable[[str, str, Any, int], tuple[str, Any]],  # `Record.stored`
-        paths: Paths,
-    ) -> Mapping[str, Any]:
+    def as_logged(self, metrics: Mapping[str, Any], per_rank: PerRankNames, step: int) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change, as `write` would write them."""
-        row = dict(metrics)
+        row, record = dict(metrics), cast("Record", self._run)
         for name, value in metrics.items():
             if not may_change(value) or not (self.is_primary or per_rank.has(name, is_number=False)):
                 continue
             final = name if self.is_primary else f"{self.label}/{name}"
-            try:  # files are named as with wandb alone, by the innermost name
-                found, made = store(final, paths.get(final, (final,))[-1], value, step)
+            try:
+                found, made = record.stored(final, value, step)
                 row[name] = AsLogged(made, None if found == final else found)
             except Exception as error:  # of any kind, because values execute their own code
                 if _ASKED_FOR in str(error):

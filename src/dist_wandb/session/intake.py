@@ -25,7 +25,7 @@ from dist_wandb.payloads.scalars import (
     copied_weight,
     flattened,
 )
-from dist_wandb.runs import run_metadata, wandb_media
+from dist_wandb.runs import run_metadata, wandb_media, wandb_private
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import MOVED, JobLink, why_no_run
@@ -34,6 +34,7 @@ from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
 from dist_wandb.session.stalls.watcher import signs
+from dist_wandb.settings.reduction import check_per_rank
 
 _OPEN = Phase.OPEN  # a member of an enumeration takes longer to read
 
@@ -73,7 +74,8 @@ class Intake:
         On a framework's axis, the last one: there, ``log(..., step=run.step)`` is a row like one without a step.
         """
         last, ended, _ = self._last
-        return (self._own.starting_step if last is None else last) + (ended if self._is_counted else 0)
+        last = run_metadata.starting_step(self._own.run) if last is None else last
+        return last + (ended if self._is_counted else 0)
 
     @property
     def _is_counted(self) -> bool:
@@ -172,8 +174,11 @@ class Intake:
         return copied_row(self._as_logged(metrics), self._link.topology.global_rank)
 
     def _as_logged(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
+        if not wandb_private.can_store(self._own.run):
+            return metrics
         last, ended, _ = self._last
-        return self._own.as_logged(metrics, (last or 0) + ended)
+        return self._own.writer.as_logged(metrics, check_per_rank(self._link.options.per_rank), (last or 0) + ended)
 
     def _put_reduced(
         self,

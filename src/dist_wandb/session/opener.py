@@ -131,8 +131,13 @@ class Opener:
         if moved_to is not None:
             late = self._as_late()
             return self._reopened(moved_to) if late is None else late.session()
-        self._compare()
-        has_store, topology = self._store is not None, self._topology
+        store, topology, has_store = self._store, self._topology, self._store is not None
+        config, run = run_metadata.chosen_config(self._arguments), requested.naming(self._arguments)
+        is_disabled = requested.mode_if_given(self._arguments) == "disabled"  # as a guard: only others log
+        run["mode"] = "disabled" if is_disabled else "online or offline"
+        self._config_sync = ConfigSync(self.options, topology, config, run)
+        self._config_sync.connection.find = lambda: store
+        self._config_sync.compare()
         self._restart_store: restart.RestartStore | None = None
         self._earlier: restart.Earlier | None = None  # start whose runs this one continues
         if topology.is_coordinator and self.restarts and (is_job or inherited_rank.holder() is None):
@@ -225,15 +230,6 @@ class Opener:
         options = replace(moved.options, unit=(rank,), primary_rank=rank)
         name, given = f"{self.integration}{MOVED}/late", {**self.init_arguments, **own}
         return replace(moved, options=options, init_arguments=given, integration=name)
-
-    def _compare(self) -> None:
-        store = self._store
-        config, run = run_metadata.chosen_config(self._arguments), requested.naming(self._arguments)
-        is_disabled = requested.mode_if_given(self._arguments) == "disabled"  # as a guard: only others log
-        run["mode"] = "disabled" if is_disabled else "online or offline"
-        self._config_sync = ConfigSync(self.options, self._topology, config, run)
-        self._config_sync.connection.find = lambda: store
-        self._config_sync.compare()
 
     def _plan(self) -> None:
         options, topology = self.options, self._topology

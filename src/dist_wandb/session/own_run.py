@@ -92,18 +92,6 @@ class OwnRun:
     def run(self) -> AnyRun:
         return self._record.run
 
-    @property
-    def starting_step(self) -> int:
-        """The step of the first row: after those of a run that is continued. On a rank without a run, its primary's."""
-        return run_metadata.starting_step(self.run)
-
-    def as_logged(self, metrics: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-        """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
-        if not wandb_private.can_store(self.run):
-            return metrics
-        per_rank = check_per_rank(self._link.options.per_rank)
-        return self.writer.as_logged(metrics, per_rank, step, self._record.stored, self.summary.logged.paths)
-
     def rows(self, first: int) -> Rows:
         options = self._link.options
         return Rows(
@@ -133,9 +121,6 @@ class OwnRun:
                 if not wandb_private.is_finished(run):
                     finish_run(exit_code=exit_code, **kwargs)
 
-            def define(define_metric: Any, *args: Any, **kwargs: Any) -> Any:
-                return self._define(run, bool(intake.rows), define_metric, *args, **kwargs)
-
             def end_row_first(finish_run: Any, *args: Any, **kwargs: Any) -> None:
                 with suppress(Exception):  # the run is lost
                     self.writer.write({}, None)
@@ -143,8 +128,8 @@ class OwnRun:
 
             rows = {} if run and self.elsewhere.takes_all else {"log": interception.logs_first(log)}
             its_block = {wandb_private.FINISH: finish_first} if run else {}
-            handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, "define_metric": define}
-            handlers |= {**rows, **its_block, **self.elsewhere.handlers(run, intake.watch)}
+            handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, **rows, **its_block}
+            handlers |= {"define_metric": partial(self._define, run, intake), **self.elsewhere.handlers(run, intake)}
             module = sys.modules.get("wandb")
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
@@ -159,7 +144,7 @@ class OwnRun:
         intercept(self.run)
 
     def _define(
-        self, run: AnyRun, has_rows: bool, define_metric: Any, name: Any = None, *args: Any, **kwargs: Any
+        self, run: AnyRun, intake: Intake, define_metric: Any, name: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Check a definition now, and carry it out after the rows of the calls before it, if there are any.
 
@@ -170,7 +155,7 @@ class OwnRun:
         given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         its_own = partial(define_metric, name, **given)
         action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, given)
-        is_possible, metric = wandb_private.checked_definition(run, its_own) if run and has_rows else (False, None)
+        is_possible, metric = wandb_private.checked_definition(run, its_own) if run and intake.rows else (False, None)
         if is_possible:
             self.summary.put_off(action)
         else:
@@ -219,7 +204,7 @@ class OwnRun:
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
         run = self.opening.again(run_id, config, self.step_metric)
-        wandb_private.set_starting_step(run, self.starting_step)
+        wandb_private.set_starting_step(run, run_metadata.starting_step(self.run))
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)
         self._intercept(run)
         if self._axes is not None and run:
@@ -247,8 +232,8 @@ class Elsewhere:
         take = run.summary.update if isinstance(run, NullRun) else interception.original(run, "log")
         take(dict(metrics))
 
-    def handlers(self, run: AnyRun, watch: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
-        """Return handlers of a run's methods by name. `watch` is called with what ``run.watch`` logs."""
+    def handlers(self, run: AnyRun, intake: Intake) -> dict[str, Callable[..., Any]]:
+        """Return handlers of a run's methods by name."""
         if self.takes_all:
             return {}
         if not run:
@@ -256,7 +241,7 @@ class Elsewhere:
 
         def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
             if step is None and wandb_private.is_watched(data, commit):
-                watch(data)
+                intake.watch(data)
             else:
                 log_now(data, step, commit, **others)
 
@@ -300,7 +285,11 @@ class Elsewhere:
     def _alert(
         self, send: Callable[..., None], title: str, text: str, level: Any = None, wait_duration: Any = None
     ) -> None:
-        requested.check_alert(level, wait_duration)  # also if another rank has sent it
+        # The errors of `wandb.Run.alert`, also if another rank has sent it.
+        if getattr(level, "value", level or "INFO") not in ("INFO", "WARN", "ERROR"):
+            raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
+        if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
+            raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
         # An alert of this rank as texts, with how often this rank has given it.
         key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
         self._seen[key] += 1

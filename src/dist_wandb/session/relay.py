@@ -163,7 +163,17 @@ class Relay:
             limit(connection, receiving=0.0, sending=HANDSHAKE)
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
-                    self._receive(connection)
+                    message = connection.recv_bytes()
+                    try:
+                        # Its sender knows the key, so it is a child of this process.
+                        kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
+                        if kind == LOG:
+                            self.deliver(*arguments)
+                    except Exception:  # noqa: BLE001  # must not affect the training
+                        _log.exception("dist_wandb: lost a row that another process had sent")
+                    else:
+                        if kind == FLUSH:
+                            connection.send_bytes(arguments)
                 elif self._closing.is_set():
                     break
         except (EOFError, OSError) as error:
@@ -176,19 +186,6 @@ class Relay:
             _shut_down(connection)
             self._connections.discard(connection)
             connection.close()
-
-    def _receive(self, connection: Connection) -> None:
-        message = connection.recv_bytes()
-        try:
-            # Its sender knows the key, so it is a child of this process.
-            kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
-            if kind == LOG:
-                self.deliver(*arguments)
-        except Exception:  # noqa: BLE001  # must not affect the training
-            _log.exception("dist_wandb: lost a row that another process had sent")
-        else:
-            if kind == FLUSH:
-                connection.send_bytes(arguments)
 
 
 def _listener() -> tuple[socket.socket, str]:

@@ -97,7 +97,13 @@ class RemoteSession(LikeRun):
         rank = self.topology.global_rank
         check_row(data, rank)
         if self.topology.world_size == 1 and not _notices.has("ranks"):
-            _warn_of_ranks()
+            # They may be the ranks of a job. Once there is a group, that is settled: reading it is slow.
+            group = Topology.from_torch_distributed()
+            if group is not None and _notices.is_first("ranks") and group.world_size > 1 and group.is_coordinator:
+                warn(
+                    f"rank 0 of {group.world_size} logs to a run that its parent process has opened, so no mean of the "
+                    "ranks is written. Call init on each rank instead, after init_process_group."
+                )
         weight = known({"weight": copied_weight(weight, rank)})["weight"]
         step = None if step is None else checked_step(step, rank)
         media = [name for name, value in data.items() if is_media(value)]
@@ -236,19 +242,6 @@ def limit(connection: Connection | socket.socket, *, receiving: float, sending: 
 
 
 _notices = Notices()
-
-
-def _warn_of_ranks() -> None:
-    """Warn, on the first rank, that processes which log to a run of their parent are the ranks of a job.
-
-    Once there is a process group, this is settled: reading it for each row would be slow.
-    """
-    group = Topology.from_torch_distributed()
-    if group is not None and _notices.is_first("ranks") and group.world_size > 1 and group.is_coordinator:
-        warn(
-            f"rank 0 of {group.world_size} logs to a run that its parent process has opened, so no mean of the ranks "
-            "is written. Call init on each rank instead, after init_process_group."
-        )
 
 
 def _warn_once(rank: int, why: str) -> None:

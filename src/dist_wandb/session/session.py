@@ -132,7 +132,7 @@ class Session(AsRun):
 
         On a rank without a run it is the primary's; the first read waits for it, up to `join_timeout`.
         """
-        return self._own.starting_step
+        return run_metadata.starting_step(self.run)
 
     @property
     def owns_run(self) -> bool:

@@ -182,7 +182,8 @@ class OwnConfig:
                 self.replace_run(self._run, error)
             if self._config is not None:
                 _unguarded(self._config).update(values, allow_val_change=True)
-        self.follower.set_own(values)
+        if self.follower.own is not None:
+            self.follower.own.update(values)
         self._followed.difference_update(values)
         self.after_change()
 

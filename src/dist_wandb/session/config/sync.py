@@ -173,8 +173,8 @@ class ConfigSync:
         """Publish, follow or show the config of a run, depending on this rank's part; or continue with another run."""
         is_coordinator = self.connection.topology.is_coordinator
         if self._target is None:
-            key = None if is_coordinator else run_key("" if plan.announces else unit)
-            self._follower.begin(key, completes=plan.announces or plan.run_mode == "new")
+            self._follower.key = None if is_coordinator else run_key("" if plan.announces else unit)
+            self._follower.own = set(self._comparison.given) if plan.announces or plan.run_mode == "new" else None
         if isinstance(run, NullRun):
             self._target = LocalConfig(self.refresh, self._follower, self._comparison, self.connection)
             run.show(config=ConfigView(self._target))

@@ -43,7 +43,7 @@ from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
 from dist_wandb.notices import warn
 from dist_wandb.session.stalls import evidence
-from dist_wandb.session.stalls.verdict import MOVING, Answer, Calls, Stall, StalledRank, judge, located
+from dist_wandb.session.stalls.verdict import MOVING, Answer, Calls, StalledRank, judge, located
 from dist_wandb.settings.options import Options
 from dist_wandb.wandb_files.finding import is_in_run_directory
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
@@ -285,10 +285,8 @@ class Watcher(threading.Thread):
         self._see()
         is_final = now >= sign + clock.limit(_LIMITS_IF_SLOW)
         stall = judge(answers, time.monotonic() - sign, clock.limit(), is_final=is_final, more=more)
-        if stall is not None and clock.sign == sign and not self.stopped.is_set():
-            self._tell(stall, stacks)
-
-    def _tell(self, stall: Stall, stacks: dict[str, list[int]]) -> None:
+        if stall is None or clock.sign != sign or self.stopped.is_set():
+            return
         self._clock.is_told = True
         path = self._clock.told_in = self._write(stall.message, stacks)
         warn(
