@@ -8,7 +8,7 @@
 4. *Earlier start* (`restart`): only the coordinator looks for one, so that all ranks decide alike and nothing
    depends on files that only some nodes see.
 5. *Plan* (`settings.plan`): pure, and made once. No later code asks for the rank again.
-6. *Run* (`runs.opening`, `runs.wandb_init`), or a `NullRun`.
+6. *Run* (`runs.opening`), or a `NullRun`.
 7. *Announcement* (`notices`): one line from each unit's primary.
 """
 
