@@ -86,6 +86,7 @@ class RestartRecord:
     world_size: int
     job: str | None  # the launcher's name for the job, by which it can be found again, if there is one
     requeues: int  # how often SLURM had requeued the job
+    format: int = _FORMAT
 
     @classmethod
     def read_own(cls, path: Path) -> RestartRecord:
@@ -102,10 +103,7 @@ class RestartRecord:
             raise ValueError("a part is missing or has the wrong type")
         if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
             raise ValueError("its mode or scope is unknown")
-        try:
-            requested.check_id(given["base_id"], "base_id")
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from None
+        requested.check_id(given["base_id"], "base_id")
         return cls(**given)
 
     def write(self, path: Path) -> None:
@@ -114,11 +112,7 @@ class RestartRecord:
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700)
         own_directory(path.parent)
-        write_small(path, (json.dumps(self.as_json, indent=2) + "\n").encode())
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        return {"format": _FORMAT, **asdict(self)}
+        write_small(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
 
 class Earlier(NamedTuple):
@@ -254,7 +248,7 @@ class RestartStore:
         if self._store is not None:
             with suppress(RendezvousError):
                 # Without a record once the runs have ended successfully.
-                self._store.publish(_KEY, {"record": None if record is None else record.as_json})
+                self._store.publish(_KEY, {"record": None if record is None else asdict(record)})
 
     def _of_job(self, job: str) -> Path:
         """The record of this job and this command only: a job's script may run several commands."""
