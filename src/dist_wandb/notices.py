@@ -59,7 +59,7 @@ def named_line(line: Line | None) -> str:
     return "an unknown place" if line is None else f"{os.path.basename(line.file)}:{line.number}"  # noqa: PTH119  # pure
 
 
-def warn(message: str, line: Line | None, *, may_raise: bool = True) -> None:
+def warn(message: str, line: Line | None = None, *, may_raise: bool = True) -> None:
     """Issue a warning that is attributed to a line of the user's code; log it if the line is `None`.
 
     It may become an error at the user's request (``-W error``). Where nobody would catch that, as on our threads, pass

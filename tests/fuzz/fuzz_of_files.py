@@ -343,12 +343,12 @@ def _read_sidecar(data: bytes) -> None:
 def _notes() -> list[bytes]:
     note: dict[str, Any] = {"base_id": "exp", "session": "init/1", "project": "digits", "entity": None}
     note |= {"run_mode": "auto", "rank_scope": "global", "world_size": 2, "job": "slurm-7", "requeues": 1}
-    return [json.dumps(RestartRecord(**note).as_json).encode()]
+    return [json.dumps(asdict(RestartRecord(**note))).encode()]
 
 
 def _read_note(data: bytes) -> None:
     note = RestartRecord.of(parse_json(data))
-    assert RestartRecord.of(parse_json(json.dumps(note.as_json))) == note
+    assert RestartRecord.of(parse_json(json.dumps(asdict(note)))) == note
     assert note.base_id.isprintable()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dist_wandb.job.model import Topology
-from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.runs.opening import open_run
 from dist_wandb.settings.plan import plan_run
 
 FIRST, SECOND = Topology(0, 0, 0, 2, 2, 1), Topology(1, 1, 0, 2, 2, 1)

@@ -249,7 +249,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             self.log(data, step, **arguments)
 
         stand_in = NullRun()
-        stand_in.show_config(ConfigView(ConfigOnceStarted(self.late_join)))
+        stand_in.show(config=ConfigView(ConfigOnceStarted(self.late_join)))
         for owner in (stand_in, sys.modules.get("wandb")):
             if hasattr(owner, "log"):
                 interception.intercept(owner, "log", log_later)

@@ -57,14 +57,6 @@ def workspace_settings() -> list[Path]:
     return [Path(directory, "settings").absolute() for directory in (".wandb", "wandb")]
 
 
-def users_settings() -> list[Path]:
-    """Return the user's own settings files, independent of any project. Older versions of wandb read only the last."""
-    directories = (os.environ.get("WANDB_CONFIG_DIR"), "~/.config/wandb")
-    with suppress(RuntimeError):  # there is no home directory
-        return [Path(directory).expanduser() / "settings" for directory in directories if directory]
-    return []
-
-
 def own_entities() -> frozenset[str]:
     """Return the owners of runs that the user has set: by `WANDB_ENTITY`, or in the user's own settings file."""
     # A settings file of the current directory does not count: it may be a stranger's.
@@ -81,8 +73,12 @@ def default_entity() -> str | None:
 
 
 def users_values(name: str) -> dict[str, str]:
-    """Return a setting by path, from the user's own files that have it."""
-    return _values(name, users_settings(), Path.read_bytes)  # they may be links
+    """Return a setting by path, from the user's own files that have it. Older versions of wandb read only the last."""
+    directories = filter(None, (os.environ.get("WANDB_CONFIG_DIR"), "~/.config/wandb"))
+    with suppress(RuntimeError):  # there is no home directory
+        paths = [Path(directory).expanduser() / "settings" for directory in directories]
+        return _values(name, paths, Path.read_bytes)  # they may be links
+    return {}
 
 
 def workspace_values(name: str) -> dict[str, str]:
@@ -107,14 +103,12 @@ def without_password(url: str) -> str:
 
 
 def artifact_staging() -> Path:
-    """Return the directory in which W&B keeps files of artifacts until they are uploaded."""
     import wandb
 
     return Path(wandb.env.get_data_dir()).absolute() / "artifacts" / "staging"
 
 
 def usual_directories() -> list[Path]:
-    """Return the existing directories that W&B and Lightning usually write runs to."""
     given = os.environ.get("WANDB_DIR")
     paths = [Path(given or ".", "wandb"), Path("wandb"), Path("lightning_logs")]
     return [path for path in dict.fromkeys(paths) if path.is_dir()]
@@ -141,7 +135,6 @@ def upload_environment(directory: Path, role: Mapping[str, str | None]) -> dict[
 
 
 def state_directory() -> Path:
-    """Return the directory for the state of this user's uploads: ``$XDG_STATE_HOME/dist-wandb``."""
     path = Path(os.environ.get("XDG_STATE_HOME") or "")
     # According to the XDG base directory specification, a relative path in the variable is ignored.
     return (path if path.is_absolute() else Path("~/.local/state").expanduser()) / "dist-wandb"

@@ -50,10 +50,7 @@ class Interception:
         self._name = name
         self._own = vars(owner).get(name)  # a module's function; a method of a disabled run in older versions
         self.handlers: list[Handler] = []
-        self.method: Callable[..., Any] = self._method()
-        _put(owner, name, self.method)
 
-    def _method(self) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
             handlers = self.handlers  # without handlers, an old reference to this method calls the original
             if not handlers or (id(self._owner), self._name) in _bypassed():
@@ -63,7 +60,8 @@ class Interception:
         if inspect.isroutine(self.original):
             functools.update_wrapper(method, self.original)
         vars(method)[_MARK] = self
-        return method
+        self.method: Callable[..., Any] = method
+        _put(owner, name, method)
 
     def add(self, handler: Handler) -> Callable[[], None]:
         self.handlers.append(handler)
@@ -107,16 +105,16 @@ def original(owner: Any, name: str) -> Callable[..., Any]:
     if interception is not None:
         return interception.original
     method: Callable[..., Any] = getattr(owner, name)
-    return functools.partial(_bypass, (id(owner), name), method)
 
+    def bypass(*args: Any, **kwargs: Any) -> Any:
+        bypassed, which = _bypassed(), (id(owner), name)
+        bypassed.append(which)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            bypassed.remove(which)
 
-def _bypass(which: tuple[int, str], method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    bypassed = _bypassed()
-    bypassed.append(which)
-    try:
-        return method(*args, **kwargs)
-    finally:
-        bypassed.remove(which)
+    return bypass
 
 
 _in_thread = threading.local()
@@ -188,21 +186,19 @@ def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
     import wandb
     from wandb.wandb_run import Run
 
-    original, before, opens, is_over = Run.log, wandb.run, threading.get_ident(), False
-    handler = logs_first(log)
+    before, opens, handler = wandb.run, threading.get_ident(), logs_first(log)
 
-    def method(run: Any, *args: Any, **kwargs: Any) -> None:
-        if is_over or threading.get_ident() == opens or run is before or run is not wandb.run:
+    def log_of_new(original: Handler, run: Any, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == opens or run is before or run is not wandb.run:
             original(run, *args, **kwargs)
         else:
             handler(original, *args, **kwargs)
 
-    Run.log = method  # type: ignore[method-assign]
+    undo = intercept(Run, "log", log_of_new)
     try:
         yield
     finally:
-        is_over = True
-        Run.log = original  # type: ignore[method-assign]
+        undo()
 
 
 def _serve(run: NullRun) -> Callable[[], None]:
@@ -326,10 +322,7 @@ class AsRun(LikeRun):
 
     if TYPE_CHECKING:
         log: Callable[..., None]
-
-        @property
-        def run(self) -> AnyRun:
-            """The run."""
+        run: property
 
     def _log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
         """`log` under the name that W&B's own integrations call."""

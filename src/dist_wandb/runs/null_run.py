@@ -144,8 +144,7 @@ class NullRun(LikeRun, StandIn):
     @property
     def step(self) -> int:
         """The step of the next row of this rank."""
-        read: Callable[[], int] | None = self.__dict__.get("_step")
-        return 0 if read is None else read()
+        return int(self.__dict__.get("_step", int)())
 
     @property
     def starting_step(self) -> int:
@@ -153,13 +152,9 @@ class NullRun(LikeRun, StandIn):
         step: object = self.metadata().get("starting_step")
         return step if isinstance(step, int) else 0
 
-    def show_step(self, step: Callable[[], int]) -> None:
-        """Set what returns the step of the next row of this rank."""
-        self.__dict__["_step"] = step
-
-    def show_config(self, config: object) -> None:
-        """Set the config of the run that receives this rank's numbers."""
-        self.__dict__["config"] = config
+    def show(self, **parts: object) -> None:
+        """Set the `config` of the run that receives this rank's numbers, or `_step`, which returns that of `step`."""
+        self.__dict__.update(parts)
 
     def show_metadata(self, read: Callable[[], Mapping[str, Any]], planned_id: str | None) -> None:
         """Set the source of the metadata of the run that receives the numbers; the id is planned until it has one."""

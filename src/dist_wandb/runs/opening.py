@@ -14,42 +14,72 @@ is open; otherwise the other runs keep it, and the next run starts another proce
 
 With ``system_metrics="all-nodes"`` local rank 0 of each other node attaches to the run of `auto` as a writer without
 rows.
+
+Of the call of `wandb.init` (`open_run`): in a world of one, Lightning's integration passes exactly the user's
+arguments, except ``resume="auto"``, which no world passes on. In all other cases a copy of the user's settings is
+passed as well, with limits that the user has not set: `finish_timeout`, and one second until rows are on disk. In a
+world of several ranks the call also has id, group, name suffix, a separate directory for the rank
+(``DIR/wandb/rank-R``) if every rank writes and, online, W&B's shared mode.
+
+W&B's modes exclude each other. The user's mode is therefore determined first; offline and disabled are kept. Offline,
+each rank writes an offline run of its own, and a sidecar next to it (`wandb_files.sidecar`) records label, primary and
+finish flag for the upload. Online shared writers have a sidecar too, because their upload may be interrupted. W&B
+labels system metrics when it records them, so offline writers of a shared run get their `x_label`, too; the other
+properties of shared mode are applied by the upload.
+
+A shared writer drops a `WANDB_SERVICE` inherited from another process: that service refuses a second writer.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
+import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
 from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.model import Topology
-from dist_wandb.runs import client_settings, requested, wandb_init, wandb_private
-from dist_wandb.runs.null_run import AnyRun, NullRun
+from dist_wandb.notices import warn
+from dist_wandb.runs import client_settings, interception, requested, sweeps, wandb_private
+from dist_wandb.runs.current_server import warn_of_workspace
+from dist_wandb.runs.null_run import AnyRun, NullRun, Run
 from dist_wandb.runs.writer import define_step_metric
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RunPlan
+from dist_wandb.settings.plan import RunPlan, unit_run_id
+from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
+
+if TYPE_CHECKING:
+    import wandb
 
 _log = logging.getLogger("dist_wandb")
 
 _RETRIES = 2  # of a secondary: the server may not know the run yet (wandb issues 9871, 10497)
 _PAUSE = 1.0  # seconds before the first retry, doubled before the second
+_FLUSH_INTERVAL = 1.0  # seconds until rows are on disk; a killed process may lose newer rows. wandb's default is 15
+_REFUSED = re.compile(r"\b(?:HTTP|error|status) (?:400|401|403|404|409|410|422)\b", re.IGNORECASE)
+_SILENCE = re.compile(
+    r"tim(?:ed|e) ?out|timeout|giving up|dial tcp|connect(?:ion|:)|no such host|network is|unreachable"
+    r"|\bEOF\b|broken pipe|\b(?:HTTP|error|status) (?:429|5\d\d)\b",
+    re.IGNORECASE,
+)
+_NOT_INSTALLED = re.compile(r"\binstall\b")  # what sync_tensorboard or monitor_gym needs
+_NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # wandb reports missing ones as wrong usage
 
 
-class OpenedRun(TypedDict):
-    """A primary's message about its open run."""
+class OpenedRun(TypedDict, total=False):
+    """A primary's message about its run: that it is open, or could not be opened."""
 
     url: str | None  # `None` if the run is not on the server
     offline: bool  # whether it is not on the server
     first_row: int  # position on the x axis of the first row without a step
-
-
-class FailedRun(TypedDict, total=False):
-    """A primary's message about a run that could not be opened."""
-
     error: str
     refused: bool  # by W&B's server, so that no rank goes offline
 
@@ -87,25 +117,32 @@ class Opening:
             if self.options.strict:
                 self._publish({"error": str(error)})
                 raise
-            if self.plan.primary and wandb_init.is_answer(error.__cause__):
-                self._refuse(error)
-            return self._open_on_disk(error)
+            rank = self.topology.global_rank
+            # A writer beside the primary had right arguments.
+            if self.plan.primary and is_answer(error.__cause__):
+                self._publish({"error": str(error), "refused": True})
+                self._drop_failed_run()
+                _log.error(
+                    "dist_wandb: W&B's server refused the run of rank %d: %s. This concerns what init was given: "
+                    "entity, project, id, resume_from, fork_from or the API key. Correct it, or pass mode='offline' to "
+                    "write the run to disk only.",
+                    rank,
+                    error,
+                )
+                raise error.__cause__ or error from None
+            warn(
+                f"rank {rank} could not open its run: {error}. Continuing offline; upload the run later with "
+                "dist-wandb sync. Pass strict=True to make it an error."
+            )
         except Exception as error:
             self._publish({"error": client_settings.without_values(error)})  # wrong arguments: no rank has to wait
             raise
-
-    def _refuse(self, error: UnavailableError) -> NoReturn:
-        """Raise wandb's own error for what the server has answered. A writer beside the primary had right arguments."""
-        self._publish({"error": str(error), "refused": True})
         self._drop_failed_run()
-        _log.error(
-            "dist_wandb: W&B's server refused the run of rank %d: %s. This concerns what init was given: entity, "
-            "project, id, resume_from, fork_from or the API key. Correct it, or pass mode='offline' to write the run "
-            "to disk only.",
-            self.topology.global_rank,
-            error,
-        )
-        raise error.__cause__ or error
+        try:
+            return self.attempt(offline=True)
+        except UnavailableError as error:
+            warn(f"rank {rank} cannot write its run to disk either: {error}. It is not logged.")
+            return NullRun()
 
     def attach(self) -> AnyRun:
         """Attach to the unit's run for the hardware metrics of this node, if planned. A failure only warns."""
@@ -114,9 +151,7 @@ class Opening:
         try:
             return self._open()
         except (UnavailableError, RendezvousError) as error:
-            _log.warning(
-                "dist_wandb: rank %d does not record the hardware of its node: %s", self.topology.global_rank, error
-            )
+            warn(f"rank {self.topology.global_rank} does not record the hardware of its node: {error}")
             self._drop_failed_run()
             return NullRun()
 
@@ -152,9 +187,8 @@ class Opening:
         return self.attempt(offline=offline)
 
     def attempt(self, *, offline: bool) -> AnyRun:
-        """Open the run, once; raise an `UnavailableError` if this fails."""
         is_exact = self.as_given and self.topology.world_size == 1 and not offline
-        return wandb_init.open_run(
+        return open_run(
             self.plan,
             self.topology,
             self.complete(self.arguments),
@@ -162,21 +196,6 @@ class Opening:
             upload_timeout=None if is_exact else self.options.limits.upload_timeout,
             offline=offline,
         )
-
-    def _open_on_disk(self, error: UnavailableError) -> AnyRun:
-        rank = self.topology.global_rank
-        _log.warning(
-            "dist_wandb: rank %d could not open its run: %s. Continuing offline; upload the run later with "
-            "dist-wandb sync. Pass strict=True to make it an error.",
-            rank,
-            error,
-        )
-        self._drop_failed_run()
-        try:
-            return self.attempt(offline=True)
-        except UnavailableError as second:
-            _log.warning("dist_wandb: rank %d cannot write its run to disk either: %s. It is not logged.", rank, second)
-            return NullRun()
 
     def _drop_failed_run(self) -> None:
         """Drop the wandb process that keeps the id of the failed run in use."""
@@ -209,21 +228,172 @@ class Opening:
                 wandb_private.drop_inherited_service()  # reading the limit uses wandb
             self.job_store.publish(opening_key(self.plan), requested.init_timeout(self.arguments))
 
-    def _publish(self, message: OpenedRun | FailedRun) -> None:
+    def _publish(self, message: OpenedRun) -> None:
         if self.job_store is not None and self.plan.announces:
             self.job_store.publish(run_key(self.plan), message)
 
 
 def run_key(plan: RunPlan) -> str:
-    """Return the key of a primary's `OpenedRun` or `FailedRun`."""
     return f"run/{plan.name_suffix}"
 
 
 def attached_writers(job_store: JobStore, plan: RunPlan) -> SharedList:
-    """Return the list of attached writers of a shared run: their indices in the unit, each once."""
-    return SharedList(job_store, f"{run_key(plan)}/writers")
+    return SharedList(job_store, f"{run_key(plan)}/writers")  # their indices in the unit, each once
 
 
 def opening_key(plan: RunPlan) -> str:
-    """Return the key under which a primary publishes that it opens its run, and how long that may take, in seconds."""
     return f"{run_key(plan)}/opening"
+
+
+def open_run(
+    plan: RunPlan,
+    topology: Topology,
+    init_arguments: Mapping[str, Any],
+    *,
+    create_new: bool = False,  # even if this process has a run, which wandb would otherwise return
+    upload_timeout: float | None = None,  # seconds, unless the user has set it; `None`: no settings but the user's
+    offline: bool = False,  # regardless of the user's mode
+) -> Run:
+    """Open the run of a plan that opens one, or attaches to one. The given arguments are not changed.
+
+    Raises `UnavailableError` if W&B could not open the run because its server does not answer, or refuses;
+    `ConfigurationError` if W&B refuses a setting; `wandb.Error` if wandb does not accept the arguments.
+    """
+    if plan.has_writers:  # before the first use of wandb in this process, which reading the mode is
+        wandb_private.drop_inherited_service()
+    arguments = dict(init_arguments)
+    if offline:
+        arguments["mode"] = "offline"
+    if topology.world_size > 1:
+        arguments.update(_planned_arguments(plan, topology, arguments))
+    if upload_timeout is not None:
+        settings = arguments["settings"] = _copied_settings(arguments.get("settings"))
+        # For a dead server, and for the loss of a killed rank.
+        limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
+        # Values that the user has set are kept; limits unknown to this version of wandb are left out.
+        free = limits.keys() & type(settings).model_fields.keys() - settings.model_fields_set
+        for name in [name for name in free if f"WANDB_{name.upper()}" not in os.environ]:
+            setattr(settings, name, limits[name])
+    if create_new and arguments.get("reinit") in (None, "default"):  # LightningCLI passes None if it is not in its file
+        arguments["reinit"] = "create_new"
+    _choose_directory(arguments, topology, is_own=topology.world_size > 1 and (plan.own_directory or plan.attaches))
+    client_settings.check_workspace()
+    if plan.announces:
+        warn_of_workspace(arguments)
+    is_quiet = plan.is_one_of_several and not plan.announces
+    with wandb_private.with_warnings_alone(init_arguments, on=is_quiet), sweeps.planned(arguments, plan) as planned:
+        run = _init(planned)
+    if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
+        try:
+            write_sidecar(Path(run.dir).parent, Sidecar.of(plan, topology))
+        except OSError as error:
+            warn(
+                f"rank {topology.global_rank} could not write {SIDECAR_NAME} beside its run "
+                f"({error.strerror or error}). Without it dist-wandb sync does not know the run's place in the job."
+            )
+    return run
+
+
+def _init(arguments: Mapping[str, Any]) -> Run:
+    """Call `wandb.init`; turn failures of W&B, but not wrong arguments, into an `UnavailableError`."""
+    import wandb
+
+    # "auto" would read and write ``wandb-resume.json`` of whoever owns it; `restart` has looked for the id already.
+    given = {**arguments, "resume": "allow"} if requested.resume(arguments) == "auto" else dict(arguments)
+    # Some versions warn of ``anonymous=None`` because it differs from the default.
+    init: Any = interception.undecorated(wandb, "init")  # another session may serve a rank without a run
+    parameter = inspect.signature(init, follow_wrapped=False).parameters.get("anonymous")
+    if given.get("anonymous") is None and parameter is not None and parameter.default is not None:
+        given.pop("anonymous", None)
+    try:
+        with client_settings.hidden_values():
+            run: Run = init(**given)
+            return run
+    except (TypeError, ValueError):  # unknown arguments or settings
+        raise
+    except Exception as error:  # a dead or refusing server, a dead process of wandb's own, a bug in wandb
+        is_usage = isinstance(error, wandb.errors.UsageError) and not _NO_CREDENTIALS.search(str(error))
+        if is_usage or (isinstance(error, wandb.errors.Error) and _NOT_INSTALLED.search(str(error))):
+            raise
+        raise UnavailableError(client_settings.one_line(error)) from error
+
+
+def is_answer(error: BaseException | None) -> bool:
+    """Return whether an error is what W&B's server answers about the arguments, so that a later upload fails, too."""
+    import wandb
+
+    if isinstance(error, wandb.errors.Error) and _REFUSED.search(str(error)):  # also after its last attempt
+        return True
+    # Without an answer, or with one of a server that is down or busy (5xx, 429), wandb has tried until it timed out.
+    return isinstance(error, wandb.errors.CommError) and not _SILENCE.search(str(error))
+
+
+def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"id": unit_run_id(plan)}
+    name = requested.value(given, "name")
+    if name and plan.name_suffix:
+        arguments["name"] = f"{name}-{plan.name_suffix}"
+    if plan.group is not None:
+        arguments["group"] = plan.group
+    arguments.update(_branches(plan, given))
+    if plan.attaches:
+        arguments["reinit"] = "create_new"  # wandb.run stays unchanged: this rank has no run
+    has_own_directory = plan.own_directory or plan.attaches
+    mode = requested.mode(given) if has_own_directory or plan.has_writers else None
+    if has_own_directory and mode != "disabled":  # in a common directory, equal ids at equal times would collide
+        arguments["dir"] = str(requested.wandb_directory(given) / f"rank-{topology.global_rank}")
+    if plan.has_writers and mode != "disabled":
+        settings = arguments["settings"] = _copied_settings(given.get("settings"))
+        if not plan.primary:
+            for name in {"resume_from", "fork_from"} & settings.model_fields_set:
+                setattr(settings, name, None)  # see `_branches`
+        settings.x_label = (
+            plan.label or plan.hardware
+        )  # offline too: system metrics are labelled when they are recorded
+        if mode == "online":
+            settings.mode, arguments["mode"] = "shared", None
+            settings.x_primary = settings.x_update_finish_state = plan.primary
+    return arguments
+
+
+def _branches(plan: RunPlan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the branch points of a run: of several writers, the primary alone rewinds or forks it."""
+    branches = {name: given[name] for name in ("resume_from", "fork_from") if isinstance(given.get(name), str)}
+    if plan.has_writers and not plan.primary:
+        return dict.fromkeys(branches)
+    if not plan.name_suffix:
+        return {}
+    parts = {name: value.partition("?") for name, value in branches.items()}
+    return {name: f"{run}-{plan.name_suffix}{mark}{point}" for name, (run, mark, point) in parts.items()}
+
+
+def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.Settings:
+    import wandb
+
+    with client_settings.hidden_values():
+        return wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
+
+
+def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: bool) -> None:
+    """Create the directory, or choose a new private one if it cannot be used, as `dir` of the arguments.
+
+    wandb would create it only after a warning about a missing git repository. Instead of a directory that it cannot
+    write to it would use the shared temporary directory, where it follows and removes files that anybody can leave. If
+    `dir` is the rank's own, with a fixed name, a link in its place, or in it, is not followed.
+    """
+    if requested.mode_if_given(arguments) == "disabled":
+        return
+    directory = requested.wandb_directory(arguments)
+    root = directory.parent
+    with suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)
+    parts = [root, directory] if directory.exists() else [root]
+    is_link = is_own and (root.is_symlink() or directory.is_symlink())
+    if not is_link and all(os.access(part, os.R_OK | os.W_OK | os.X_OK) for part in parts):
+        return
+    with suppress(OSError):  # wandb reports it
+        arguments["dir"] = tempfile.mkdtemp(prefix="wandb-")
+        warn(
+            f"rank {topology.global_rank} cannot write to {directory}, so its run is written to {arguments['dir']}, a "
+            "new directory that only this user can enter. Pass dir= with a writable directory."
+        )

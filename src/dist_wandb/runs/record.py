@@ -17,7 +17,6 @@ without effect). Any other error concerns only its row, and `writer` handles it.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 
 from dist_wandb.errors import DistWandbError
 from dist_wandb.job.model import Topology
+from dist_wandb.notices import warn
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import wandb_private
 from dist_wandb.runs.interception import original
@@ -36,8 +36,6 @@ from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
 from dist_wandb.runs.writer import Axes
 from dist_wandb.settings.plan import RunPlan
-
-_log = logging.getLogger("dist_wandb")
 
 _UNSAFE = 4.0  # seconds until a row is certainly on disk; wandb's process flushes every second
 _MOST_UNSAFE = 20_000  # rows kept for that time
@@ -99,9 +97,9 @@ class Record:
     def _log(self, run: AnyRun, logged: _LoggedRow) -> None:
         original(run, "log")(nested(logged.row, self._paths) if self._paths else logged.row, **logged.arguments)
 
-    def stored(self, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
-        """Return what W&B stores of a value at this moment, as `wandb_private.stored`; raise its error about it."""
-        run = self.run
+    def stored(self, name: str, value: Any, step: int) -> tuple[str, Any]:
+        """As `wandb_private.stored`; files are named as with wandb alone, by the innermost name, and the step."""
+        run, key = self.run, self._paths.get(name, (name,))[-1]
         try:
             return wandb_private.with_media_directory(lambda: wandb_private.stored(run, name, key, value, step))
         except Exception as error:
@@ -141,21 +139,16 @@ class Record:
 
     def _continue_on_disk(self, lost: AnyRun, error: Exception) -> None:
         directory = Path(str(lost.dir)).parent
-        _log.warning(
-            "dist_wandb: Lost wandb's own process on rank %d (%s). The run %s continues on disk, beside %s. Upload "
-            "both with: dist-wandb sync %s",
-            self._rank,
-            str(error) or type(error).__name__,
-            lost.id,
-            directory,
-            directory.parent,
+        warn(
+            f"Lost wandb's own process on rank {self._rank} ({str(error) or type(error).__name__}). The run {lost.id} "
+            f"continues on disk, beside {directory}. Upload both with: dist-wandb sync {directory.parent}"
         )
         wandb_private.tear_down_service_of(lost)
         try:
             self.run = self._reopen(str(lost.id), dict(lost.config))
         except DistWandbError as second:
             self.run = NullRun()
-            _log.warning("dist_wandb: rank %d cannot write it there: %s. Further rows are dropped.", self._rank, second)
+            warn(f"rank {self._rank} cannot write it there: {second}. Further rows are dropped.")
         rows, shortened = [*self._unsafe, *self._parts], 0
         while rows or self._late:
             logged = rows.pop(0) if rows else self._late.popleft()
@@ -169,10 +162,8 @@ class Record:
                 with suppress(Exception):
                     self._log(self.run, logged._replace(row=numbers))
         if shortened:
-            _log.warning(
-                "dist_wandb: rank %d could write only the numbers of %d of the rows lost with wandb's process.",
-                self._rank,
-                shortened,
+            warn(
+                f"rank {self._rank} could write only the numbers of {shortened} of the rows lost with wandb's process."
             )
 
 

@@ -7,17 +7,11 @@ import inspect
 import os
 import re
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from dist_wandb.errors import ConfigurationError, suggest
-from dist_wandb.runs.client_settings import (
-    client_settings,
-    hidden_values,
-    users_values,
-    workspace_values,
-)
+from dist_wandb.runs.client_settings import client_settings, hidden_values, users_values, workspace_values
 from dist_wandb.settings.config_values import plain
 from dist_wandb.settings.options import LIMIT_NAMES, OPTION_NAMES
 
@@ -29,7 +23,6 @@ _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
 _LONGEST_ID = 128  # characters. W&B documents this limit only for names
 _LONGEST_ID_IN_BYTES = 192  # W&B puts the id into file names, which may have 255 bytes
 _SHOWN_OF_AN_ORIGIN = 200
-_ALERT_LEVELS = ("INFO", "WARN", "ERROR")
 # W&B's setting and environment variable by argument, where they are not named like it.
 _SETTINGS = {
     "dir": "root_dir",
@@ -149,14 +142,6 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
             raise ConfigurationError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
 
 
-def check_alert(level: Any, wait_duration: Any) -> None:
-    """Raise the errors that `wandb.Run.alert` raises for these arguments."""
-    if getattr(level, "value", level or "INFO") not in _ALERT_LEVELS:
-        raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
-    if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
-        raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
-
-
 def check_id(run_id: object, origin: str) -> str:
     """Return `run_id` if W&B accepts it; raise `ConfigurationError`, which shows its `origin`, otherwise."""
     if len(origin) > _SHOWN_OF_AN_ORIGIN:
@@ -209,7 +194,6 @@ def given(init_arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def variable(name: str) -> tuple[str, str | None]:
-    """Return the environment variable for an argument, and its value."""
     found = _VARIABLES.get(name, f"WANDB_{name.upper()}")
     return found, os.environ.get(found)
 
@@ -220,7 +204,6 @@ def _asked(init_arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
-    """Return a requested value: from the arguments, else the settings, else the environment."""
     found = _asked(init_arguments, name)
     return str(found) if found else None
 
@@ -342,5 +325,4 @@ def set_offline() -> None:
 
 
 def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:
-    """Return the directory that contains the run directories of a job."""
     return Path(_asked(init_arguments, "dir") or ".") / "wandb"

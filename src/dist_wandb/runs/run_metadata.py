@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -60,19 +59,11 @@ def of_its_run(name: str, why_not: Callable[[], str]) -> Callable[..., Any]:
 
 
 def starting_step(run: AnyRun) -> int:
-    """Return the step of the run's first row in this start, as far as the run knows it."""
     step: object = getattr(run, "starting_step", 0)
     return step if isinstance(step, int) else 0
 
 
-def last_logged(run: AnyRun, name: str) -> int | None:
-    """Return the last integer logged under `name` before the run was resumed; `None` for a new run."""
-    value: object = run.summary.get(name) if run and run.resumed else None  # type: ignore[no-untyped-call]
-    return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
 def location(run: AnyRun, plan: RunPlan | None = None) -> str:
-    """Return the location of a run, as text: its address, or its directory on disk."""
     if not run:
         return "nowhere"
     if is_disabled(run):
@@ -119,7 +110,6 @@ def metadata_of(run: AnyRun) -> dict[str, Any]:
 
 
 def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the metadata of a run says of its settings, by their names."""
     known = metadata.keys()
     found = {f"run_{name}" if name in _OF_RUN else name: metadata[name] for name in known & _SETTINGS}
     if metadata.get("dir"):
@@ -165,7 +155,6 @@ def from_json(received: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_url(run: AnyRun, group: str | None) -> str | None:
-    """Return the address of a group's page in W&B; `None` offline, or without a group."""
     address = url(run)
     if address is None or group is None:
         return None
@@ -207,7 +196,6 @@ def chosen_config(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_json(value: object) -> bool:
-    """Return whether JSON can hold a value; tuples become lists."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -219,36 +207,17 @@ def can_hold(value: object) -> bool:
     """Return whether W&B can hold a value in the config of a run, tested with a config that belongs to no run."""
     import wandb
 
-    kind = _kind_of_config()
+    kind = getattr(wandb, "Config", None)  # the name is public, but wandb hides it from type checkers
     is_artifact = isinstance(value, wandb.Artifact) or (isinstance(value, dict) and value.get("_type") == _ARTIFACT)
     if kind is None or value is None or is_artifact or isinstance(value, (str, float)):
         return True
     probe = kind()
     try:
         probe.update({"value": value}, allow_val_change=True)
-        json.dumps(probe["value"], default=_json_of_builtin)
+        json.dumps(
+            probe["value"],
+            default=lambda one: list(one) if isinstance(one, (set, frozenset)) else complex.__repr__(one),
+        )
     except Exception:  # noqa: BLE001  # values execute their own code, which may raise anything
         return False
     return True
-
-
-def _kind_of_config() -> type[Any] | None:
-    """Return the class of the configs of runs. The name is public, but wandb hides it from type checkers."""
-    import wandb
-
-    return getattr(wandb, "Config", None)
-
-
-def _json_of_builtin(value: object) -> Any:
-    """Convert built-in objects without a JSON form as W&B does."""
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    if isinstance(value, complex):
-        return str(value)
-    raise TypeError(type(value).__name__)
-
-
-def is_wandb_config(config: object) -> bool:
-    """Return whether this is the config of a wandb run, rather than a mock."""
-    kind = _kind_of_config()
-    return kind is not None and issubclass(type(config), kind)

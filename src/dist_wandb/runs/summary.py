@@ -173,11 +173,12 @@ class SummaryWrites:
         if summary is None:
             return []
         end_notes = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
-        end_reads = wandb_private.answer_reads(summary, self.logged.read)
         self._is_other_run = self._write is not None
         self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)
         self._summary = summary
-        return [end_notes, end_reads]
+        if wandb_private.SUMMARY_READ not in vars(summary):
+            return [end_notes]
+        return [end_notes, interception.intercept(summary, wandb_private.SUMMARY_READ, self.logged.read)]
 
     def put_off(self, action: Callable[[], Any]) -> None:
         """Carry out an action after the rows of the calls before it, and before those of the calls after it."""
@@ -186,7 +187,6 @@ class SummaryWrites:
         self.count = number
 
     def set_aside(self, key: Any, action: Callable[[AnyRun], Any]) -> None:
-        """Keep what was done with a stand-in."""
         number = next(self._numbers)
         self._aside[key] = number, action
         self.count = number

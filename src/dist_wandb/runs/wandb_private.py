@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import errno
 import json
-import logging
 import os
 import pickle
 import re
@@ -18,15 +17,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from dist_wandb.notices import warn
 from dist_wandb.runs.client_settings import one_line
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.requested import user_setting
 from dist_wandb.settings.config_values import decoded, encoded, given_values
-
-_log = logging.getLogger("dist_wandb")
 
 _T = TypeVar("_T")
 
@@ -205,10 +204,7 @@ def unpickled_run(data: bytes) -> Run | None:
     try:
         _ = getattr(run, "config", None)  # wandb attaches at the first use
     except Exception as error:  # noqa: BLE001  # of wandb's own types: WANDB_SERVICE is unset, or its process has ended
-        _log.warning(
-            "dist_wandb: this process reopens the run of its parent, because wandb could not attach to it: %s",
-            one_line(error),
-        )
+        warn(f"this process reopens the run of its parent, because wandb could not attach to it: {one_line(error)}")
         return None
     if config:
         fill_config(run, decoded(config))
@@ -243,16 +239,6 @@ def is_watched(values: Any, commit: object) -> bool:
     )
 
 
-class _Step:
-    """An answer of wandb's own process to `run.step`."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def wait_or(self, timeout: float | None = None) -> _Step:  # noqa: ARG002  # it is here
-        return self
-
-
 def set_starting_step(run: Any, step: int) -> None:
     """Let `run.starting_step` return the user's step, not W&B's number of rows."""
     if is_wandbs(run) and hasattr(run, "_starting_step"):
@@ -264,19 +250,17 @@ def answer_step(run: Any, step: Callable[[], int]) -> Callable[[], None]:
     interface = getattr(run, "_interface", None) if is_wandbs(run) else None
     if not hasattr(interface, _STEP_ASKED):  # older versions count it themselves; there, it remains W&B's
         return lambda: None
-    return intercept(interface, _STEP_ASKED, lambda _: _Step(step()))
+    return intercept(
+        interface, _STEP_ASKED, lambda _: SimpleNamespace(wait_or=lambda **_: SimpleNamespace(step=step()))
+    )
 
 
-class _NoServer:
-    """Takes the place of W&B's API while a run logs the artifact of a table: answers without asking the server."""
-
-    settings: Mapping[str, None] = dict.fromkeys(("entity", "project"))  # as for a run without them
-
-    def _expected_artifact_type(self, **_: object) -> None:
-        """No other type has its name: only W&B itself gives such names."""
-
-    def _set_artifact_save_handle(self, artifact: object, handle: object) -> None:
-        """Nobody waits for the upload of such an artifact."""
+# Takes the place of W&B's API while a run logs the artifact of a table: answers without asking the server.
+_no_server = SimpleNamespace(
+    settings=dict.fromkeys(("entity", "project")),  # as for a run without them
+    _expected_artifact_type=lambda **_: None,  # no other type has its name: only W&B itself gives such names
+    _set_artifact_save_handle=lambda *_: None,  # nobody waits for the upload of such an artifact
+)
 
 
 def log_tables_unasked(run: Any) -> list[Callable[[], None]]:
@@ -301,7 +285,7 @@ def log_tables_unasked(run: Any) -> list[Callable[[], None]]:
             tables.discard(thread)
 
     def api(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return _NoServer() if threading.get_ident() in tables else original(*args, **kwargs)
+        return _no_server if threading.get_ident() in tables else original(*args, **kwargs)
 
     return [intercept(run, name, handler) for name, handler in ((_LOG_ARTIFACT, log), (_API, api))]
 
@@ -320,11 +304,6 @@ def let_imports_pass(run: Any) -> Callable[[], None]:
 def is_wandbs(run: Any) -> bool:
     """Return whether a run is one of wandb's, not a stand-in or a mock of a test."""
     return type(run).__module__.startswith("wandb.")
-
-
-def answer_reads(summary: object, read: Callable[[Callable[[], Mapping[str, Any]]], Any]) -> Callable[[], None]:
-    """Call `read` in place of what returns the values of a summary; return a function that undoes it."""
-    return intercept(summary, SUMMARY_READ, read) if SUMMARY_READ in vars(summary) else lambda: None
 
 
 def checked_definition(run: AnyRun, define: Callable[[], Any]) -> tuple[bool, Any]:
@@ -364,15 +343,6 @@ def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, A
     key = key if found == name else found
     made = val_to_json(run, key, value, namespace=step, ignore_copy_err=True)
     return found, json.loads(util.json_dumps_safer_history(made))
-
-
-def values_in(path: str) -> dict[str, Any]:
-    """Return the values in a config file of wandb, such as an agent writes; none if it cannot be read."""
-    with suppress(Exception):  # `wandb.init`, which reads it on the rank with the run, reports what is wrong
-        from wandb.sdk.lib.config_util import dict_from_config_file
-
-        return dict(dict_from_config_file(path) or {})
-    return {}
 
 
 def fill_config(run: Run, values: Mapping[str, Any]) -> None:

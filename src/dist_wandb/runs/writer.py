@@ -22,14 +22,13 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.scalars import Paths
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.runs.wandb_media import AsLogged, is_media, made_of_merged, may_change, with_taken
@@ -73,8 +72,9 @@ class RunWriter:
         self._run = run
         self.step_metric = step_metric  # name of the x axis in every row; `None` for none
         self.lost: Counter[str] = Counter()  # how many values were accepted and are not in the run, by cause in words
-        self._rescue = _Rescue(rank, self.lost)
+        self._rank = rank
         self._notices = Notices()
+        self._warned: set[str] = set()  # names that W&B cannot write
         self._open: _OpenRow | None = None
         self._turn = threading.RLock()  # reentrant: a signal handler may log in the middle of a row
 
@@ -82,28 +82,22 @@ class RunWriter:
     def has_run(self) -> bool:
         return bool(self._run)
 
-    def as_logged(
-        self,
-        metrics: Mapping[str, Any],
-        per_rank: PerRankNames,
-        step: int,  # for the names of files
-        store: Callable[[str, str, Any, int], tuple[str, Any]],  # `Record.stored`
-        paths: Paths,
-    ) -> Mapping[str, Any]:
+    def as_logged(self, metrics: Mapping[str, Any], per_rank: PerRankNames, step: int) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change, as `write` would write them."""
-        row = dict(metrics)
+        row, record = dict(metrics), cast("Record", self._run)
         for name, value in metrics.items():
             if not may_change(value) or not (self.is_primary or per_rank.has(name, is_number=False)):
                 continue
             final = name if self.is_primary else f"{self.label}/{name}"
-            try:  # files are named as with wandb alone, by the innermost name
-                found, made = store(final, paths.get(final, (final,))[-1], value, step)
+            try:
+                found, made = record.stored(final, value, step)
                 row[name] = AsLogged(made, None if found == final else found)
             except Exception as error:  # of any kind, because values execute their own code
                 if _ASKED_FOR in str(error):
                     raise
                 del row[name]
-                row.update(self._rescue.replaced(name, value, error))
+                row.update(text := self._as_text(name, value))
+                self._warn(name, value, error, is_text=bool(text))
         return row
 
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
@@ -165,31 +159,20 @@ class RunWriter:
         """Log a row, unless nothing is left of it."""
         if not self._run:
             return
-        with made_of_merged(row, self._warn) as made:
+        with made_of_merged(row, self._warn_of_parts) as made:
             if made is not row and not made.keys() - {self.step_metric, _TIME}:
                 return
             try:
                 self._run.log(dict(made), **arguments)
             except Exception as error:  # noqa: BLE001  # raised again, unless a value is the cause
-                self._rescue.write(self._run.log, made, error, self.step_metric, **arguments)
+                self._write_by_value(made, error, arguments)
 
-    def _warn(self, name: str, error: Exception) -> None:
+    def _warn_of_parts(self, name: str, error: Exception) -> None:
         self.lost[_REFUSED] += 1
         self._notices.warn(name, f"{name!r} could not be put together from what the ranks sent: {error!r}")
 
-
-class _Rescue:
-    """Writes rows for which `run.log` has raised."""
-
-    def __init__(self, rank: int, lost: Counter[str]) -> None:
-        self._rank = rank
-        self._lost = lost
-        self._warned: set[str] = set()
-
-    def write(
-        self, log: Callable[..., None], row: Mapping[str, Any], error: Exception, axis: str | None, **kwargs: Any
-    ) -> None:
-        """Write a row value by value after `log(row, **kwargs)` has raised `error`; raise it if no value is the cause.
+    def _write_by_value(self, row: Mapping[str, Any], error: Exception, arguments: Mapping[str, Any]) -> None:
+        """Write a row after `log` with these arguments has raised `error`; raise it if no value is the cause.
 
         wandb raises before it accepts any part of a row. Each value that could be the cause is logged individually, as
         a part of the uncommitted row; the other values come last and commit the row, unless only the x axis is left.
@@ -201,22 +184,16 @@ class _Rescue:
         causes: dict[str, Exception] = {}
         for name in doubtful:
             try:
-                log({name: row[name]}, commit=False)
+                self._run.log({name: row[name]}, commit=False)
             except Exception as cause:  # noqa: BLE001, PERF203  # of any kind, because values execute their own code
                 causes[name] = cause
         for name in causes:
             rest.update(self._as_text(name, row[name]))
-        if len(causes) < len(doubtful) or rest.keys() - {axis}:
-            log(rest, **kwargs)
-        self._lost[_REFUSED] += len(causes.keys() - rest.keys())
+        if len(causes) < len(doubtful) or rest.keys() - {self.step_metric}:
+            self._run.log(rest, **arguments)
+        self.lost[_REFUSED] += len(causes.keys() - rest.keys())
         for name, why in causes.items():
             self._warn(name, row[name], why, is_text=name in rest)
-
-    def replaced(self, name: str, value: Any, cause: Exception) -> dict[str, str]:
-        """Return the text of a value that W&B cannot write, by its name, or nothing; warn."""
-        text = self._as_text(name, value)
-        self._warn(name, value, cause, is_text=bool(text))
-        return text
 
     def _as_text(self, name: str, value: Any) -> dict[str, str]:
         if not is_media(value):  # the repr of media is useless
@@ -286,7 +263,10 @@ class Axes:
         In this order: what wandb refuses must not be repeated for each name, whose rows would be lost.
         """
         is_pattern = name.endswith("*")
-        given = given if is_pattern else self._on_our_axis(name, given)
+        has_no_axis = given.get("step_metric") is None and "step_metric" not in self._definitions.given.get(name, {})
+        is_ours = name != STEP_METRIC and longest_pattern(name, self._definitions.given) is None
+        if not is_pattern and given and has_no_axis and is_ours:
+            given = {**given, **_OURS}  # such as of a summary; an empty definition means another axis
         defined = define_metric(name, **given)
         self._definitions = self._definitions.followed_by(name, given)
         self._last = {**dict.fromkeys(self._definitions.axes, 0), **self._last}  # another thread logs
@@ -302,13 +282,6 @@ class Axes:
         for name, given in self._definitions.given.items():
             define_metric(name, **given)
         self._settled = set(self._definitions.given)
-
-    def _on_our_axis(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Add our x axis to a definition without one, such as of a summary. An empty definition means another axis."""
-        before = self._definitions.given.get(name, {})
-        has_no_axis = given.get("step_metric") is None and "step_metric" not in before
-        is_ours = name != STEP_METRIC and longest_pattern(name, self._definitions.given) is None
-        return {**given, **_OURS} if given and has_no_axis and is_ours else given
 
     def _settled_by(self, name: str) -> Mapping[str, Any] | None:
         definitions = self._definitions.given

@@ -7,7 +7,6 @@ only by its function or by ``reinit="finish_previous"``.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -42,7 +41,6 @@ from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_log = logging.getLogger("dist_wandb")
 
 INIT = "dist_wandb.init"
 _MOMENT = 2.0  # seconds that an integration waits for rank 0 to open a session
@@ -200,7 +198,9 @@ def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | 
         return None
     if reinit == "default" and is_nested_on_purpose():
         return None
-    if reinit == "finish_previous" or (reinit == "default" and _is_notebook()):
+    # In a notebook, whose cells are run again and again. Without the module, there is none.
+    is_notebook = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)() is not None
+    if reinit == "finish_previous" or (reinit == "default" and is_notebook):
         function = entered() if reinit == "default" else None
         for earlier in open_now:
             if not is_disabled and function in (None, earlier.opened_inside):
@@ -232,12 +232,6 @@ def opened_as(found: NextJob, options: Options, topology: Topology) -> Session:
     """Open this rank's part of a session that rank 0 has opened by `init`."""
     theirs, arguments = found.options(options), found.job["arguments"]
     return open_session(theirs, arguments, integration=INIT, topology=topology, number=take(found))
-
-
-def _is_notebook() -> bool:
-    """Whether this is an interactive session of IPython, such as a notebook, whose cells are run again and again."""
-    module: Any = sys.modules.get("IPython")  # without it, there is none
-    return module is not None and getattr(module, "get_ipython", lambda: None)() is not None
 
 
 def check_init(given: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.session.api import InitArguments, check_init, init
@@ -98,11 +98,11 @@ def _decorated(function: Callable[..., Any], given: Mapping[str, Any]) -> Callab
     return functools.update_wrapper(wrap(function, given), function)
 
 
-_Inside: TypeAlias = Callable[[], AbstractContextManager[None]]
+_Context: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
-def _session(given: Mapping[str, Any]) -> Iterator[_Inside]:
+def _session(given: Mapping[str, Any]) -> Iterator[_Context]:
     """Use the enclosing decorated function's session or open one; yield the context in which the function runs."""
     outer = entered()
     if outer is None:
@@ -150,26 +150,24 @@ def _generator(
 ) -> Callable[..., Generator[Any, Any, _R]]:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, _R]:
         with _session(given) as inside:
-            generator = function(*args, **kwargs)
-            resume: Callable[[], Any] = functools.partial(next, generator)
-            while True:
-                try:
-                    with inside():
-                        item = resume()
-                except StopIteration as end:
-                    return cast("_R", end.value)
-                try:
-                    sent = yield item
-                except GeneratorExit:
-                    with inside():
-                        generator.close()
-                    raise
-                except BaseException as error:  # noqa: BLE001  # for the generator to handle
-                    resume = functools.partial(generator.throw, error)
-                else:
-                    resume = functools.partial(generator.send, sent)
+            return (yield from _Inside(function(*args, **kwargs), inside))
 
     return call
+
+
+class _Inside(Generator[Any, Any, _R]):
+    """A generator that runs in a context, which it leaves whenever it yields."""
+
+    def __init__(self, generator: Generator[Any, Any, _R], inside: _Context) -> None:
+        self._generator, self._inside = generator, inside
+
+    def send(self, value: Any) -> Any:
+        with self._inside():
+            return self._generator.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        with self._inside():
+            return self._generator.throw(*error)
 
 
 def _async_generator(

@@ -25,7 +25,6 @@ _announced: list[tuple[int, bytes]] = []  # the process that has announced itsel
 
 
 def announce() -> None:
-    """Announce that this process is a rank, with the variables of its launcher if it has any."""
     process, variables = os.getpid(), inherited_variables()
     content = json.dumps([started_at(process), variables]).encode()
     if (process, content) in _announced:
@@ -80,7 +79,6 @@ def detect_or_none() -> Topology | None:
 
 
 def _is_fork() -> bool:
-    """Return whether this process is a fork of a rank, with a copy of its process group."""
     return bool(_announced) and _announced[0][0] != os.getpid()
 
 

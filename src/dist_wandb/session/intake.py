@@ -25,7 +25,7 @@ from dist_wandb.payloads.scalars import (
     copied_weight,
     flattened,
 )
-from dist_wandb.runs import run_metadata, wandb_media
+from dist_wandb.runs import run_metadata, wandb_media, wandb_private
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import MOVED, JobLink, why_no_run
@@ -34,6 +34,7 @@ from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.shutdown import LifeCycle, Phase
 from dist_wandb.session.stalls.watcher import signs
+from dist_wandb.settings.reduction import check_per_rank
 
 _OPEN = Phase.OPEN  # a member of an enumeration takes longer to read
 
@@ -73,7 +74,8 @@ class Intake:
         On a framework's axis, the last one: there, ``log(..., step=run.step)`` is a row like one without a step.
         """
         last, ended, _ = self._last
-        return (self._own.starting_step if last is None else last) + (ended if self._is_counted else 0)
+        last = run_metadata.starting_step(self._own.run) if last is None else last
+        return last + (ended if self._is_counted else 0)
 
     @property
     def _is_counted(self) -> bool:
@@ -122,15 +124,6 @@ class Intake:
             if watched:
                 self._put_reduced(watched, step, None, None)
 
-    def _with_watched(self, metrics: Mapping[str, Any], step: int | None, commit: bool | None) -> Mapping[str, Any]:
-        """Return the metrics of a call with what was measured for its row; pass on what belongs to the row before."""
-        if self._own.has_our_axis and step not in (None, self.step):  # a step of a framework's axis ends no row
-            self.end_row(self.step)
-        if commit or (commit is None and step is None):  # it ends its row
-            watched, self._watched = self._watched, {}
-            return {**watched, **metrics}
-        return metrics
-
     def _pass_on(
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool
     ) -> None:
@@ -139,8 +132,12 @@ class Intake:
             given = metrics.get(self._own.step_metric)
         if not leads or type(given) is not int or given < 0:
             given = None
-        if leads and self._watched:
-            metrics = self._with_watched(metrics, step, commit)
+        is_whole = commit or (commit is None and step is None)  # it ends its row
+        if leads and self._watched:  # measured for its row, or for the row before
+            if self._own.has_our_axis and step not in (None, self.step):  # a step of a framework's axis ends no row
+                self.end_row(self.step)
+            watched, self._watched = (self._watched, {}) if is_whole else ({}, self._watched)
+            metrics = {**watched, **metrics}
         if given is not None or (commit is False and self._last[0] is not None and self._is_counted):
             # As in wandb, a row that is left open lies after the one that has ended.
             self._last = self.step if given is None else given, 0, self._last[2]
@@ -153,12 +150,9 @@ class Intake:
             self._put_own(metrics, step, weight, commit)
         elif self._link.topology.is_unconnected:
             self._notices.too_early()
-        self._count(step, commit, has_step=given is not None)
-
-    def _count(self, step: int | None, commit: bool | None, *, has_step: bool) -> None:
         self.rows += commit is not False  # the next call continues a row that is not committed
         last, ended, is_placed = self._last
-        ended += bool(commit or (commit is None and not has_step))
+        ended += bool(commit or (commit is None and given is None))
         self._last = last, ended, not commit if step is not None else is_placed and commit is False
 
     def _is_over(self, values: int = 0) -> bool:
@@ -180,8 +174,11 @@ class Intake:
         return copied_row(self._as_logged(metrics), self._link.topology.global_rank)
 
     def _as_logged(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
+        if not wandb_private.can_store(self._own.run):
+            return metrics
         last, ended, _ = self._last
-        return self._own.as_logged(metrics, (last or 0) + ended)
+        return self._own.writer.as_logged(metrics, check_per_rank(self._link.options.per_rank), (last or 0) + ended)
 
     def _put_reduced(
         self,

@@ -94,7 +94,6 @@ def planned(topology: Topology, options: Options, base_id: str | None, group: st
 
 
 def needs_base_id(topology: Topology, options: Options) -> bool:
-    """Return whether the plan of this rank, one of several, will need the base id."""
     return planned(topology, options, "not known yet", None).needs_base_id
 
 

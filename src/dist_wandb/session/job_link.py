@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -41,24 +42,9 @@ MOVED = "/moved"  # part of the name of a session that continues another one
 _KEPT = ("opened_at", "opened_inside")  # attributes of a session that moves
 
 
-def _is_begun(link: JobLink) -> bool:
-    """Whether the primary of a session has begun to open it, and not opened its run yet."""
-
-    def is_begun(store: JobStore) -> bool:
-        return generations.has_opened(link.unit_keys(store), 0) and not store.has([run_key(link.plan)])
-
-    return ask(link.store, is_begun, False)
-
-
 def why_no_run(link: JobLink) -> str | None:
     """Return why the primary of a session opened no run, if it has published that."""
     return ask(link.store, lambda store: (store.try_get(run_key(link.plan)) or {}).get("error") or refusal(store), None)
-
-
-def _follows(store: JobStore) -> bool:
-    """Whether the coordinator has opened the session before this one, and not ended it yet."""
-    former = leftovers.former(store)
-    return former is not None and job_description.is_published(former)
 
 
 class Moving:
@@ -76,31 +62,22 @@ class Moving:
         self.has_id = False  # whether the base id is known to be the coordinator's: reads of it do not wait
         self._join_timeout = join_timeout
         self._ranks = ranks
-        self._until = math.inf  # reads wait, by the monotonic clock, once there was one
+        self.until: float = math.inf  # reads wait, by the monotonic clock, once there was one
 
     def to(self, primary_rank: int) -> None:
         if self.move is None:
             raise RuntimeError("the session has ended")
         self.move(primary_rank)
 
-    def begin(self) -> None:
-        """Let reads wait for the other session."""
-        if self._until != math.inf:
-            self._until = time.monotonic() + _OPENING
-
-    def end(self, successor: Moving) -> None:
-        """Let reads continue in the other session, for which they wait no longer."""
-        successor._until, self.has_happened = self._until, True
-
     def wait(self, is_over: Callable[[], bool], is_known: Callable[[], bool]) -> None:
         """Let a read wait until what the primary publishes `is_known`; raise `RendezvousError` if the store is gone.
 
         It does not wait if the session `is_over` on the coordinator: what that has published may be gone.
         """
-        if self._until == math.inf:
-            self._until = time.monotonic() + self._join_timeout + self.is_possible * _DECISION
+        if self.until == math.inf:
+            self.until = time.monotonic() + self._join_timeout + self.is_possible * _DECISION
         if not is_over():
-            is_settled = lambda: self.has_happened or time.monotonic() > self._until or is_known() or None  # noqa: E731
+            is_settled = lambda: self.has_happened or time.monotonic() > self.until or is_known() or None  # noqa: E731
             poll(is_settled, math.inf, LONGEST_PAUSE, self._ranks)
 
 
@@ -126,7 +103,7 @@ class JobLink:
         self.moving.has_id = plan.base_id is not None and plan.needs_base_id
 
     def find_store(self) -> JobStore | None:
-        """Return the store, which may appear after the session was opened."""
+        # The store may appear after the session was opened.
         return self.store or JobStore.find(self.name, self.topology, self.options.limits.join_timeout)
 
     def unit_keys(self, store: JobStore) -> JobStore:
@@ -172,13 +149,23 @@ class JobLink:
         latest_outside = time.monotonic() + self.options.limits.join_timeout
         outside = 0.0  # until when it may come from another session
 
+        def is_begun(link: JobLink, store: JobStore) -> bool:
+            """Whether the primary of a session has begun to open it, and not opened its run yet."""
+            return generations.has_opened(link.unit_keys(store), 0) and not store.has([run_key(link.plan)])
+
+        def follows(store: JobStore) -> bool:
+            """Whether the coordinator has opened the session before this one, and not ended it yet."""
+            former = leftovers.former(store)
+            return former is not None and job_description.is_published(former)
+
         def is_opening() -> bool:
             nonlocal latest, outside
             found = ask(self.store, lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
             now = time.monotonic()
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
                 if now < latest_outside and (
-                    any(map(_is_begun, (self, *enclosing))) or (self.is_counted and ask(self.store, _follows, False))
+                    any(ask(link.store, partial(is_begun, link), False) for link in (self, *enclosing))
+                    or (self.is_counted and ask(self.store, follows, False))
                 ):
                     outside = now + generations.APART
                 return now < outside
@@ -294,13 +281,6 @@ class UnitEnd:
         return SharedList(store, self._key("written"))
 
 
-def _publish_before(link: JobLink, former: JobLink) -> None:
-    """Publish which ranks had the session that this one continues, and have not left it: if one died, it is missing."""
-    if link.store is not None and former.store is not None:
-        known = generations.Presence(former.unit, former.unit_keys(former.store))
-        generations.Presence(link.unit, link.unit_keys(link.store)).publish_before(known)
-
-
 def move(session: Session, reopen: Callable[[int, Session], Session], primary_rank: int) -> None:
     """Continue a session as another one, made by `reopen`, to which the rows that were logged so far are passed on.
 
@@ -308,21 +288,31 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
     """
     before: dict[str, Any] = dict(vars(session))
     link: JobLink = before["_link"]
-    link.moving.begin()
+    if link.moving.until != math.inf:
+        link.moving.until = time.monotonic() + _OPENING  # reads wait for the other session
     former = next((one for one in registry.open_sessions() if vars(one)["_link"] is link), session)
     other = reopen(primary_rank, session)
     other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
     after = {name: part for name, part in vars(other).items() if name not in _KEPT}
     following: JobLink = after["_link"]
+
+    def publish_before() -> None:
+        """Publish which ranks had the former session, and have not left it: if one died, it is missing."""
+        if following.store is not None and link.store is not None:
+            known = generations.Presence(link.unit, link.unit_keys(link.store))
+            generations.Presence(following.unit, following.unit_keys(following.store)).publish_before(known)
+
     after["_own"].summary.continue_from(before["_own"].summary, other.run)
     after["_intake"].continue_from(before["_intake"])
-    after["_shutdown"].failure, before["_shutdown"].successor = before["_shutdown"].failure, after["_shutdown"]
-    after["_children"].continue_for(before["_children"])
+    after["shutdown"].failure, before["shutdown"].successor = before["shutdown"].failure, after["shutdown"]
+    relay, own = before["relay"], after["relay"]  # children have the address of the former
+    relay.deliver, relay.metadata = own.deliver, own.metadata
+    after["relay"] = vars(other)["relay"] = after["shutdown"].relay = relay
     vars(session).update(after)
     if written := before["_config_sync"].continue_in(lambda: session.run):
         session.run.config.update(written, allow_val_change=True)
-    briefly(lambda: _publish_before(following, link), None)
+    briefly(publish_before, None)
     following.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
-    link.moving.end(following.moving)
+    following.moving.until, link.moving.has_happened = link.moving.until, True  # reads continue there
     registry.remove(former)
     after["_notices"].moved()

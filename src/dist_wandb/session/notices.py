@@ -10,7 +10,6 @@ of one, which may still grow, that is at the first row.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,8 +27,6 @@ from dist_wandb.session.job_link import JobLink
 from dist_wandb.settings.plan import RunPlan
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_patterns, check_per_rank, matches_any
 from dist_wandb.wandb_files.stragglers import Timing, findings
-
-_log = logging.getLogger("dist_wandb")
 
 
 class SessionNotices:

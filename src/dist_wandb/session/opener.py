@@ -8,18 +8,17 @@
 4. *Earlier start* (`restart`): only the coordinator looks for one, so that all ranks decide alike and nothing
    depends on files that only some nodes see.
 5. *Plan* (`settings.plan`): pure, and made once. No later code asks for the rank again.
-6. *Run* (`runs.opening`, `runs.wandb_init`), or a `NullRun`.
+6. *Run* (`runs.opening`), or a `NullRun`.
 7. *Announcement* (`notices`): one line from each unit's primary.
 """
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -44,95 +43,17 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
 
-_log = logging.getLogger("dist_wandb")
-
 
 def open_session(
-    options: Options,
-    init_arguments: Mapping[str, Any],
-    *,
-    integration: str,  # its name, for messages and to keep the sessions of integrations apart
-    topology: Topology | None = None,  # if a framework knows it; detected otherwise
-    step_metric: str | None = STEP_METRIC,  # name of the x axis; `None` for none
-    number: int | None = None,  # of the session among the integration's sessions of this job; counted otherwise
-    proposed_id: str | None = None,  # base id to use on the coordinator unless the user asked for one
-    adopt: Callable[[RunPlan], Run | None] | None = None,  # may return a run that is open, to be used instead
-    owns_adopted: bool = False,  # whether that run is to be ended with the session, as if the session had opened it
-    create_new: bool = True,  # if this process has a run already, which `wandb.init` would return
-    restarts: bool = True,  # this start may continue the runs of an earlier one, and a later start those of this one
-    # A trainer handles SIGTERM, and its integration calls `Session.announce`. In a world of one, `wandb.init` gets
-    # exactly `init_arguments`, without the settings that limit the cost of an unreachable server or a killed process.
-    led_by_trainer: bool = False,
-    continues: Session | None = None,  # a session of this rank: the training goes on, even if the job's store is gone
-    reaches: bool = True,  # the job's store, as far as it is known
+    options: Options, init_arguments: Mapping[str, Any], *, topology: Topology | None = None, **further: Any
 ) -> Session:
-    """Identify this rank, agree with the other ranks, decide on a plan, and open the run.
+    """Identify this rank (unless a framework knows it), agree with the others, decide on a plan, and open the run.
 
-    Raises `ConfigurationError` for arguments that cannot be honoured, `TopologyError` if this process's rank is not
-    sufficiently known, and `RendezvousError` if the ranks could not agree within `join_timeout`.
+    For the `further` arguments see `Opener`. Raises `ConfigurationError` for arguments that cannot be honoured,
+    `TopologyError` if this process's rank is not sufficiently known, and `RendezvousError` if the ranks could not agree
+    within `join_timeout`.
     """
-    topology = topology or identify()
-    if topology.is_unconnected:
-        options = _without_others(options, topology, integration)
-    label = requested.check_writers(init_arguments, options.run_mode, topology.world_size)
-    if label is not None and topology.is_coordinator:
-        warn(
-            f"{label} is not used: with run_mode='shared' each rank has a label of its own, such as rank-0. Leave it "
-            "out; per_rank selects the names that are written under labels.",
-            users_line(),
-        )
-    opener = Opener(options, init_arguments, topology)
-    is_job = topology.world_size > 1
-    if is_job:
-        inherited_rank.announce()
-    opener.meet(integration, number, reaches=reaches and not topology.is_unconnected)
-
-    again = partial(open_session, topology=topology, step_metric=step_metric, number=1, adopt=adopt)
-    again = partial(again, owns_adopted=owns_adopted, create_new=create_new, restarts=restarts)
-    again = partial(again, led_by_trainer=led_by_trainer)
-
-    def reopen(primary_rank: int, continues: Session | None = None) -> Session:
-        name, moved_options, arguments = opener.as_moved(primary_rank, init_arguments)
-        again_here = partial(again, moved_options, arguments, integration=name, continues=continues)
-        try:
-            return again_here()
-        except RendezvousError:  # its host has ended meanwhile
-            return again_here(reaches=False)
-
-    moved_to = opener.moved_to()
-    if moved_to is not None:
-        late = opener.as_late(init_arguments)
-        return reopen(moved_to) if late is None else again(*late, integration=f"{integration}{MOVED}/late")
-    opener.compare()
-    opener.look_back(integration, number, enabled=restarts and (is_job or inherited_rank.holder() is None))
-    opener.plan(proposed_id, sweeps.not_kept(init_arguments))
-    with ExitStack() as until_started:
-        session = opener.open(
-            step_metric,
-            adopt,
-            until_started,
-            owns_adopted=owns_adopted,
-            create_new=create_new,
-            as_given=led_by_trainer,
-            continues=continues,
-        )
-        opener.link.moving.move = lambda primary_rank: move(continues or session, reopen, primary_rank)
-        opener.announce(session, led_by_trainer=led_by_trainer, continues=continues)
-    return session
-
-
-def _without_others(options: Options, topology: Topology, integration: str) -> Options:
-    """Return the options for a process of Lightning's that has no process group yet.
-
-    The first process ran the same line as a job of its own, before it started the others: no rank meets this one.
-    """
-    if not options.is_run_of_rank_0:
-        raise ConfigurationError(
-            f"{integration} was called on rank {topology.global_rank} before Lightning had connected the ranks, but "
-            f"run_mode={options.run_mode!r} with primary_rank={options.primary_rank} needs all of them. Pass these "
-            "options to DistWandbLogger, or start the script with torchrun."
-        )
-    return replace(options, unit=(0,))
+    return Opener(options, init_arguments, topology or identify(), **further).session()
 
 
 def identify() -> Topology:
@@ -159,30 +80,86 @@ def identify() -> Topology:
     return topology
 
 
+@dataclass(eq=False, repr=False)
 class Opener:
-    """Opens one session. Its methods are the steps of `open_session`, in order; their arguments are the same."""
+    """Opens one session."""
 
-    _name: str
-    _store: JobStore | None
-    _config_sync: ConfigSync
-    link: JobLink
+    options: Options
+    init_arguments: Mapping[str, Any]
+    topology: Topology
+    _: KW_ONLY
+    integration: str  # its name, for messages and to keep the sessions of integrations apart
+    step_metric: str | None = STEP_METRIC  # name of the x axis; `None` for none
+    number: int | None = None  # of the session among the integration's sessions of this job; counted otherwise
+    proposed_id: str | None = None  # base id to use on the coordinator unless the user asked for one
+    adopt: Callable[[RunPlan], Run | None] = lambda _: None  # may return a run that is open, to be used instead
+    owns_adopted: bool = False  # whether that run is to be ended with the session, as if the session had opened it
+    create_new: bool = True  # if this process has a run already, which `wandb.init` would return
+    restarts: bool = True  # this start may continue the runs of an earlier one, and a later start those of this one
+    # A trainer handles SIGTERM, and its integration calls `Session.announce`. In a world of one, `wandb.init` gets
+    # exactly `init_arguments`, without the settings that limit the cost of an unreachable server or a killed process.
+    led_by_trainer: bool = False
+    continues: Session | None = None  # a session of this rank: the training goes on, even if the job's store is gone
+    reaches: bool = True  # the job's store, as far as it is known
 
-    def __init__(self, options: Options, init_arguments: Mapping[str, Any], topology: Topology) -> None:
-        self._options = options
-        self._arguments = sweeps.of_trial(init_arguments)
-        self._topology = topology.led_by(options.primary_rank)
+    def session(self) -> Session:
+        if self.topology.is_unconnected:
+            # A process of Lightning's without a process group yet. The first one ran the same line as a job of its own,
+            # before it started the others: no rank meets this one.
+            if not self.options.is_run_of_rank_0:
+                raise ConfigurationError(
+                    f"{self.integration} was called on rank {self.topology.global_rank} before Lightning had connected "
+                    f"the ranks, but run_mode={self.options.run_mode!r} with primary_rank={self.options.primary_rank} "
+                    "needs all of them. Pass these options to DistWandbLogger, or start the script with torchrun."
+                )
+            self.options = replace(self.options, unit=(0,))
+        self._topology, is_job = self.topology.led_by(self.options.primary_rank), self.topology.world_size > 1
+        label = requested.check_writers(self.init_arguments, self.options.run_mode, self.topology.world_size)
+        if label is not None and self.topology.is_coordinator:
+            warn(
+                f"{label} is not used: with run_mode='shared' each rank has a label of its own, such as rank-0. Leave "
+                "it out; per_rank selects the names that are written under labels.",
+                users_line(),
+            )
+        self._arguments = sweeps.of_trial(self.init_arguments)
         if not self._topology.is_coordinator:
             sweeps.forget_missing_values()
+        if is_job:
+            inherited_rank.announce()
+        self._meet()
+        moved_to = self._moved_to()
+        if moved_to is not None:
+            late = self._as_late()
+            return self._reopened(moved_to) if late is None else late.session()
+        store, topology, has_store = self._store, self._topology, self._store is not None
+        config, run = run_metadata.chosen_config(self._arguments), requested.naming(self._arguments)
+        is_disabled = requested.mode_if_given(self._arguments) == "disabled"  # as a guard: only others log
+        run["mode"] = "disabled" if is_disabled else "online or offline"
+        self._config_sync = ConfigSync(self.options, topology, config, run)
+        self._config_sync.connection.find = lambda: store
+        self._config_sync.compare()
         self._restart_store: restart.RestartStore | None = None
-        self._earlier: restart.Earlier | None = None
+        self._earlier: restart.Earlier | None = None  # start whose runs this one continues
+        if topology.is_coordinator and self.restarts and (is_job or inherited_rank.holder() is None):
+            name = restart.session_name(self.integration, self.number)
+            self._restart_store = restart.RestartStore(name, self.options, topology, self._arguments)
+            if restart.can_look_back(self.options, topology, has_store=has_store):
+                self._earlier = self._restart_store.find()
+        self._arguments = restart.continued(self._arguments, self._earlier, topology, has_store=has_store)
+        self._plan()
+        with ExitStack() as until_started:
+            session = self.open(until_started)
+            mine = self.continues or session
+            self._link.moving.move = lambda primary_rank: move(mine, self._reopened, primary_rank)
+            self._announce(session)
+        return session
 
-    def meet(self, integration: str, number: int | None, *, reaches: bool = True) -> None:
+    def _meet(self) -> None:
         """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
-        options = self._options
-        self._name, self._store = integration, None
-        if reaches:
-            self._name, self._store = job_description.meet(options, self._topology, integration, number)
-        self._is_counted = number is None
+        options = self.options
+        self._name, self._store = self.integration, None
+        if self.reaches and not self.topology.is_unconnected:
+            self._name, self._store = job_description.meet(options, self._topology, self.integration, self.number)
         job_description.check_trial(self._store, self._topology)
         restart.check_resume(self._arguments, options, self._topology, has_store=self._store is not None)
         if self._store is not None:
@@ -194,28 +171,38 @@ class Opener:
             refuse(self._store, self._topology, str(error))
             raise
 
-    def as_moved(self, primary_rank: int, init_arguments: Mapping[str, Any]) -> tuple[str, Options, Mapping[str, Any]]:
-        """Return name, options and arguments of the session in which the ranks continue with another primary.
+    def _moved(self, primary_rank: int) -> Opener:
+        """Return what opens the session in which the ranks continue with another primary.
 
         The ranks of one of several nodes become the unit of that session. Their run keeps its id and name.
         """
-        unit, options = self._unit(), replace(self._options, rank_scope="global", system_metrics="primary")
-        if not unit.name:
-            return f"{self._name}{MOVED}", replace(options, primary_rank=primary_rank), init_arguments
-        own = {"id": requested.run_id(self._arguments), "name": requested.value(self._arguments, "name")}
-        with suppress(RendezvousError, ConfigurationError):  # the job's primary is missing, too
-            own["id"] = wait_base_id(self._store, self._topology, 0.0) if self._store else own["id"]
-        own = {name: f"{value}-{unit.name}" for name, value in own.items() if value}
-        options = replace(options, primary_rank=primary_rank, unit=sorted(unit.ranks))
-        return f"{self._name}{MOVED}/{unit.name}", options, {**init_arguments, **own}
+        unit, options = self._unit(), replace(self.options, rank_scope="global", system_metrics="primary")
+        name, given = f"{self._name}{MOVED}", self.init_arguments
+        options = replace(options, primary_rank=primary_rank)
+        if unit.name:
+            own = {"id": requested.run_id(self._arguments), "name": requested.value(self._arguments, "name")}
+            with suppress(RendezvousError, ConfigurationError):  # the job's primary is missing, too
+                own["id"] = wait_base_id(self._store, self._topology, 0.0) if self._store else own["id"]
+            own = {name: f"{value}-{unit.name}" for name, value in own.items() if value}
+            name, given, options = f"{name}/{unit.name}", {**given, **own}, replace(options, unit=sorted(unit.ranks))
+        return replace(
+            self, options=options, init_arguments=given, integration=name, number=1, proposed_id=None, continues=None
+        )
+
+    def _reopened(self, primary_rank: int, continues: Session | None = None) -> Session:
+        moved = replace(self._moved(primary_rank), continues=continues)
+        try:
+            return moved.session()
+        except RendezvousError:  # its host has ended meanwhile
+            return replace(moved, reaches=False).session()
 
     def _unit(self) -> Unit:
-        return unit_of(self._topology, self._options.rank_scope, self._options.unit_ranks)
+        return unit_of(self._topology, self.options.rank_scope, self.options.unit_ranks)
 
-    def moved_to(self) -> int | None:
+    def _moved_to(self) -> int | None:
         """Return the rank that has become the primary, because this one, which should be, comes too late for it."""
         store = self._store
-        if store is None or self._options.run_mode != "auto" or (unit := self._unit()).index != 0:
+        if store is None or self.options.run_mode != "auto" or (unit := self._unit()).index != 0:
             return None
         keys = store.below(keys_of(unit))
         publish_opened(keys, unit)
@@ -224,62 +211,46 @@ class Opener:
             return None
         return unit.ranks[first.source]
 
-    def as_late(self, init_arguments: Mapping[str, Any]) -> tuple[Options, Mapping[str, Any]] | None:
-        """Return options and arguments for this rank alone, if the session with the other primary has ended already.
+    def _as_late(self) -> Opener | None:
+        """Return what opens a session of this rank alone, if the one with the other primary has ended already.
 
         Its run is another one: under the id of the run that has ended, it would replace it.
         """
-        name, options, _ = self.as_moved(0, init_arguments)
-        store = JobStore.find(f"{name}/1", self._topology, options.limits.join_timeout)
+        moved, rank = self._moved(0), self._topology.global_rank
+        store = JobStore.find(f"{moved.integration}/1", self._topology, self.options.limits.join_timeout)
         if not job_description.ask(store, leftovers.is_over, False):
             return None
-        rank, asked = self._topology.global_rank, requested.run_id(self._arguments)
         warn(
             f"rank {rank} opened its session after the other ranks had ended theirs, so what it logs is in a run of "
             "its own. Open the same runs in the same order on all ranks.",
             users_line(),
         )
+        asked = requested.run_id(self._arguments)
         own = {"id": f"{asked}-{rank}"} if asked else {}
-        return replace(options, unit=(rank,), primary_rank=rank), {**init_arguments, **own}
+        options = replace(moved.options, unit=(rank,), primary_rank=rank)
+        name, given = f"{self.integration}{MOVED}/late", {**self.init_arguments, **own}
+        return replace(moved, options=options, init_arguments=given, integration=name)
 
-    def compare(self) -> None:
-        store = self._store
-        config, run = run_metadata.chosen_config(self._arguments), requested.naming(self._arguments)
-        is_disabled = requested.mode_if_given(self._arguments) == "disabled"  # as a guard: only others log
-        run["mode"] = "disabled" if is_disabled else "online or offline"
-        self._config_sync = ConfigSync(self._options, self._topology, config, run)
-        self._config_sync.connection.find = lambda: store
-        self._config_sync.compare()
-
-    def look_back(self, integration: str, number: int | None, *, enabled: bool) -> None:
-        """Find the runs of an earlier start that this one continues, if the integration supports that (`enabled`)."""
-        has_store = self._store is not None
-        if enabled and self._topology.is_coordinator:
-            name = restart.session_name(integration, number)
-            self._restart_store = restart.RestartStore(name, self._options, self._topology, self._arguments)
-            if restart.can_look_back(self._options, self._topology, has_store=has_store):
-                self._earlier = self._restart_store.find()
-        self._arguments = restart.continued(self._arguments, self._earlier, self._topology, has_store=has_store)
-
-    def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
-        """Decide what this rank does. `not_kept` warns of arguments that a sweep's trial overrides."""
-        options, topology = self._options, self._topology
-        base_id = self._base_id(proposed_id)
+    def _plan(self) -> None:
+        options, topology = self.options, self._topology
+        base_id = self._base_id()
         self._arguments = job_description.complete(options, topology, self._store, self._arguments)
         plan = job_description.planned(topology, options, base_id, requested.value(self._arguments, "group"))
         if topology.is_coordinator:
             doubt = too_large(topology, plan, topology.local_world_size, options.unit_ranks)
+            not_kept = sweeps.not_kept(self.init_arguments)
             for message in filter(None, (doubt, not_kept, beside_trial(topology, plan))):
                 warn(message, users_line())
-        link = self.link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
+        is_counted = self.number is None
+        link = self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=is_counted)
         # Of several units, the trial, or the run to be rewound, may be another one's.
         is_bound = link.unit.name and (sweeps.is_trial() or requested.rewinds(self._arguments))
         link.moving.is_possible = options.run_mode == "auto" and not is_bound
         link.report_opened()
 
-    def _base_id(self, proposed: str | None) -> str | None:
+    def _base_id(self) -> str | None:
         """The base id if this rank's plan needs it. The coordinator also publishes it for ranks that need it."""
-        options, topology, requested_id = self._options, self._topology, requested.run_id(self._arguments)
+        options, topology, requested_id = self.options, self._topology, requested.run_id(self._arguments)
         if topology.world_size == 1:
             return requested_id
         name = self._name  # without a store, the id is made from it and the launcher's name for the job
@@ -289,35 +260,27 @@ class Opener:
             return requested_id or (None if self._store is not None else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
             # no other rank's plan contains it
-            return requested_id or id_of_job(name, topology) or proposed or make_id()
-        return agree_on_base_id(self._store, topology, requested_id, proposed, name)
+            return requested_id or id_of_job(name, topology) or self.proposed_id or make_id()
+        return agree_on_base_id(self._store, topology, requested_id, self.proposed_id, name)
 
-    def open(
-        self,
-        step_metric: str | None,
-        adopt: Callable[[RunPlan], Run | None] | None,
-        until_started: ExitStack,  # of what ends once the session has started
-        *,
-        owns_adopted: bool,
-        create_new: bool,
-        as_given: bool,
-        continues: Session | None,
-    ) -> Session:
-        link, config_sync, plan = self.link, self._config_sync, self.link.plan
-        adopted = adopt(plan) if adopt and plan.opens_run else None
+    def open(self, until_started: ExitStack) -> Session:
+        """Open the run, and assemble the session; `until_started` is left once that has started."""
+        link, config_sync, plan = self._link, self._config_sync, self._link.plan
+        step_metric, continues = self.step_metric, self.continues
+        adopted = self.adopt(plan) if plan.opens_run else None
         before = run_metadata.running_run()
         is_beside = self._topology.world_size > 1 and before is not None
         has_run = any(session.run for session in registry.open_sessions()) or is_beside
         opening = Opening(
-            self._options,
+            self.options,
             self._topology,
             plan,
             self._store,
             self._arguments,
             complete=lambda arguments: config_sync.completed(arguments, plan, link.unit.name),
-            create_new=create_new and has_run,
+            create_new=self.create_new and has_run,
             is_alone=not has_run and before is None,
-            as_given=as_given,
+            as_given=self.led_by_trainer,
             is_current=requested.reinit(self._arguments) != "create_new",
         )
         with interception.new_runs_log(continues.log) if continues else nullcontext():
@@ -327,7 +290,7 @@ class Opener:
                 until_started.callback(interception.intercept_methods(run, {"log": log_first}))
         attached = opening.attach()
         is_new = adopted is None and run is not before
-        is_owned = is_new or (adopted is not None and owns_adopted)
+        is_owned = is_new or (adopted is not None and self.owns_adopted)
         if is_new and step_metric is not None:
             define_step_metric(run, step_metric)
         first_row = 0
@@ -346,7 +309,7 @@ class Opener:
 
     def _first_row(self, run: AnyRun, axis: str) -> int:
         """Where rows without a step start on an axis. The primary of a shared run determines it for all its writers."""
-        plan = self.link.plan
+        plan = self._link.plan
         if not plan.shared or plan.primary or self._store is None:
             return restart.next_row(run, self._arguments, axis)
         if not requested.continues(self._arguments) and not requested.rewinds(self._arguments):
@@ -354,13 +317,13 @@ class Opener:
         try:
             return int(self._store.wait_get(run_key(plan), "its primary").get("first_row", 0))
         except RendezvousError as error:
-            _log.warning("dist_wandb: rows without a step start at 0 under this rank's label: %s", error)
+            warn(f"rows without a step start at 0 under this rank's label: {error}")
             return 0
 
-    def announce(self, session: Session, *, led_by_trainer: bool, continues: Session | None) -> None:
+    def _announce(self, session: Session) -> None:
         try:
-            session.start((continues or session).log)
-            with suppress(RendezvousError) if continues else nullcontext():
+            session.start((self.continues or session).log)
+            with suppress(RendezvousError) if self.continues else nullcontext():
                 session.report_run()
             job_description.check_trial(self._store, self._topology)
             others = (one for one in registry.open_sessions() if one is not session)
@@ -375,9 +338,9 @@ class Opener:
                 self._restart_store.leave(session.plan.base_id or str(session.run.id))
                 if self._earlier is not None:
                     print_line(restart.announcement(self._earlier, self._topology))
-            if not led_by_trainer:
+            if not self.led_by_trainer:
                 session.announce()
                 registry.process_end.catch_sigterm()
         except BaseException:
-            session.end_with_process(registry.FAILED, failed=True)  # no caller has it
+            session.shutdown.end_with_process(registry.FAILED, failed=True)  # no caller has it
             raise

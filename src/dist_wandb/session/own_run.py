@@ -30,6 +30,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError
+from dist_wandb.notices import warn
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.opening import Opening, run_key
@@ -69,7 +70,7 @@ class OwnRun:
         self.is_owned = is_owned
         self.summary: SummaryWrites = SummaryWrites(step_metric)
         self._link = link
-        self._opening = opening
+        self.opening: Opening = opening
         self._config_sync = config_sync
         self._attached = attached
         is_disabled = requested.mode_if_given(opening.arguments) == "disabled"
@@ -90,27 +91,6 @@ class OwnRun:
     @property
     def run(self) -> AnyRun:
         return self._record.run
-
-    @property
-    def directory(self) -> Path:
-        return requested.wandb_directory(self._opening.arguments)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether ``wandb.run`` may be this run: ``reinit="create_new"`` leaves it alone."""
-        return self._opening.is_current
-
-    @property
-    def starting_step(self) -> int:
-        """The step of the first row: after those of a run that is continued. On a rank without a run, its primary's."""
-        return run_metadata.starting_step(self.run)
-
-    def as_logged(self, metrics: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-        """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
-        if not wandb_private.can_store(self.run):
-            return metrics
-        per_rank = check_per_rank(self._link.options.per_rank)
-        return self.writer.as_logged(metrics, per_rank, step, self._record.stored, self.summary.logged.paths)
 
     def rows(self, first: int) -> Rows:
         options = self._link.options
@@ -141,9 +121,6 @@ class OwnRun:
                 if not wandb_private.is_finished(run):
                     finish_run(exit_code=exit_code, **kwargs)
 
-            def define(define_metric: Any, *args: Any, **kwargs: Any) -> Any:
-                return self._define(run, bool(intake.rows), define_metric, *args, **kwargs)
-
             def end_row_first(finish_run: Any, *args: Any, **kwargs: Any) -> None:
                 with suppress(Exception):  # the run is lost
                     self.writer.write({}, None)
@@ -151,23 +128,23 @@ class OwnRun:
 
             rows = {} if run and self.elsewhere.takes_all else {"log": interception.logs_first(log)}
             its_block = {wandb_private.FINISH: finish_first} if run else {}
-            handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, "define_metric": define}
-            handlers |= {**rows, **its_block, **self.elsewhere.handlers(run, intake.watch)}
+            handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, **rows, **its_block}
+            handlers |= {"define_metric": partial(self._define, run, intake), **self.elsewhere.handlers(run, intake)}
             module = sys.modules.get("wandb")
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
-            replaced = interception.intercept_methods(run, handlers, is_current=self._opening.is_current)
+            replaced = interception.intercept_methods(run, handlers, is_current=self.opening.is_current)
             self._restore += [replaced, *self.summary.follow(run)]
             self._restore.append(wandb_private.answer_step(run, lambda: intake.step))
             self._restore += [*wandb_private.log_tables_unasked(run), wandb_private.let_imports_pass(run)]
             if isinstance(run, NullRun):
-                run.show_step(lambda: intake.step)
+                run.show(_step=lambda: intake.step)
 
         self._intercept = intercept
         intercept(self.run)
 
     def _define(
-        self, run: AnyRun, has_rows: bool, define_metric: Any, name: Any = None, *args: Any, **kwargs: Any
+        self, run: AnyRun, intake: Intake, define_metric: Any, name: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Check a definition now, and carry it out after the rows of the calls before it, if there are any.
 
@@ -178,7 +155,7 @@ class OwnRun:
         given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         its_own = partial(define_metric, name, **given)
         action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, given)
-        is_possible, metric = wandb_private.checked_definition(run, its_own) if run and has_rows else (False, None)
+        is_possible, metric = wandb_private.checked_definition(run, its_own) if run and intake.rows else (False, None)
         if is_possible:
             self.summary.put_off(action)
         else:
@@ -194,10 +171,10 @@ class OwnRun:
 
     def report(self, first_row: int) -> None:
         """Publish to the other ranks that the run is open, and the position of its first row without a step."""
-        self._opening = replace(self._opening, job_store=self._link.store)
+        self.opening = replace(self.opening, job_store=self._link.store)
         url = run_metadata.url(self.run) if self.run else self._link.run_url()
         writer = self._link.unit.index
-        self._opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
+        self.opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
     def raise_asked_for(self) -> None:
         error, self._record.asked_for = self._record.asked_for, None
@@ -209,25 +186,25 @@ class OwnRun:
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
                 record.finish(self._attached, exit_code)
-        with record.quiet_finish(self.run, self._link.plan, self._opening.arguments):
+        with record.quiet_finish(self.run, self._link.plan, self.opening.arguments):
             problem = self._record.finish(exit_code)
         if problem:
-            _log.warning("dist_wandb: rank %d: %s", self._link.topology.global_rank, problem)
+            warn(f"rank {self._link.topology.global_rank}: {problem}")
         upload_hint = record.upload_hint(self.run, self._link.plan, self._link.topology)
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
         plan, run = self._link.plan, self.run
         if plan.shared and not plan.primary and run and run_metadata.is_offline(run) and self._link.run_url():
-            _log.warning(
-                "dist_wandb: what rank %d has logged of the run %s is only on its disk, while the run is online. Give "
-                "all ranks the same mode (WANDB_MODE). Upload it with: dist-wandb sync %s",
-                *(self._link.topology.global_rank, run.id, Path(run.dir).parent.parents[2]),
+            warn(
+                f"what rank {self._link.topology.global_rank} has logged of the run {run.id} is only on its disk, "
+                "while the run is online. Give all ranks the same mode (WANDB_MODE). Upload it with: dist-wandb sync "
+                f"{Path(run.dir).parent.parents[2]}"
             )
         return bool(problem) and bool(run) and run_metadata.is_offline(run)
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
-        run = self._opening.again(run_id, config, self.step_metric)
-        wandb_private.set_starting_step(run, self.starting_step)
+        run = self.opening.again(run_id, config, self.step_metric)
+        wandb_private.set_starting_step(run, run_metadata.starting_step(self.run))
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)
         self._intercept(run)
         if self._axes is not None and run:
@@ -255,8 +232,8 @@ class Elsewhere:
         take = run.summary.update if isinstance(run, NullRun) else interception.original(run, "log")
         take(dict(metrics))
 
-    def handlers(self, run: AnyRun, watch: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
-        """Return handlers of a run's methods by name. `watch` is called with what ``run.watch`` logs."""
+    def handlers(self, run: AnyRun, intake: Intake) -> dict[str, Callable[..., Any]]:
+        """Return handlers of a run's methods by name."""
         if self.takes_all:
             return {}
         if not run:
@@ -264,13 +241,12 @@ class Elsewhere:
 
         def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
             if step is None and wandb_private.is_watched(data, commit):
-                watch(data)
+                intake.watch(data)
             else:
                 log_now(data, step, commit, **others)
 
         has_others = self._link.topology.world_size > 1 and self._link.plan.run_mode == "auto"
-        of_primary = {"alert": self._alert_of_primary} if has_others else {}
-        return {**of_primary, wandb_private.LOG: take}
+        return {**({"alert": self._alert} if has_others else {}), wandb_private.LOG: take}
 
     def deliver(self, published: float = math.inf) -> None:
         """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
@@ -299,31 +275,30 @@ class Elsewhere:
             try:
                 interception.original(self._run(), "alert")(title, text, **arguments)
             except Exception as error:  # noqa: BLE001  # must not affect the training
-                _log.warning("dist_wandb: an alert of another rank could not be sent: %r: %r", title, error)
+                warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
 
     def _is_new(self, alert: tuple[str, str, str, int]) -> bool:
         is_new = alert not in self._passed_on
         self._passed_on.add(alert)
         return is_new
 
-    def _numbered(self, title: object, text: object, level: object) -> tuple[str, str, str, int]:
-        """Return an alert of this rank as texts, with how often this rank has given it."""
-        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
-        self._seen[key] += 1
-        return (*key, self._seen[key])
-
-    def _alert_of_primary(
+    def _alert(
         self, send: Callable[..., None], title: str, text: str, level: Any = None, wait_duration: Any = None
     ) -> None:
-        requested.check_alert(level, wait_duration)  # also if another rank has sent it
-        if self._is_new(self._numbered(title, text, level)):
-            send(title, text, level, wait_duration)
-
-    def _alert(self, _: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
-        requested.check_alert(level, wait_duration)
-        title, text, level, number = self._numbered(title, text, level)
+        # The errors of `wandb.Run.alert`, also if another rank has sent it.
+        if getattr(level, "value", level or "INFO") not in ("INFO", "WARN", "ERROR"):
+            raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
+        if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
+            raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
+        # An alert of this rank as texts, with how often this rank has given it.
+        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
+        self._seen[key] += 1
+        if self._run():
+            if self._is_new((*key, self._seen[key])):
+                send(title, text, level, wait_duration)
+            return
         wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
-        alert = {"title": title, "text": text, "level": level, "wait_duration": wait, "number": number}
+        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._seen[key])
         try:
             shared = self._shared()
             if shared is not None:
@@ -333,11 +308,9 @@ class Elsewhere:
             problem: object = "there is no store of the job, so call init_process_group first"
         except (RendezvousError, UnansweredError) as error:
             problem = error
-        _log.warning(
-            "dist_wandb: the alert %r of rank %d did not reach the rank that has the run: %s.",
-            title,
-            self._link.topology.global_rank,
-            problem,
+        warn(
+            f"the alert {key[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the run: "
+            f"{problem}."
         )
 
     def _shared(self) -> SharedList | None:
@@ -349,32 +322,25 @@ class Elsewhere:
 
     def _reported(self, name: str) -> Callable[..., Any]:
         """Return a handler that reports a call without effect, on the first rank of the unit that makes it."""
-        reported = False
+        reported, topology = False, self._link.topology
 
         def report(do_nothing: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             nonlocal reported
             if not reported:
                 reported = True
-                rank, key = self._link.topology.global_rank, f"{run_key(self._link.plan)}/without a run/{name}"
+                rank, unit = topology.global_rank, self._link.unit
+                key = f"{run_key(self._link.plan)}/without a run/{name}"
+                primary = unit.ranks[0] if unit.is_member else topology.coordinator
                 if ask(self._link.store, lambda store: store.claim(key, rank) == rank, otherwise=True):
-                    self._report(name)
+                    warn(
+                        f"rank {rank} called {name}, which returns nothing there, because only rank {primary} has a "
+                        "run. Read it with wandb.Api().artifact(...), which every rank can, or on rank "
+                        f"{primary} only."
+                        if name in _FETCHING
+                        else f"rank {rank} called {name}, which saves nothing there, because only rank {primary} has a "
+                        "run. If each rank has files of its own, such as a part of a checkpoint, pass "
+                        f"run_mode='shared' to save those of all ranks. If not, call {name} on rank {primary} only."
+                    )
             return do_nothing(*args, **kwargs)
 
         return report
-
-    def _report(self, name: str) -> None:
-        rank, unit = self._link.topology.global_rank, self._link.unit
-        primary = unit.ranks[0] if unit.is_member else self._link.topology.coordinator
-        if name in _FETCHING:
-            _log.warning(
-                "dist_wandb: rank %d called %s, which returns nothing there, because only rank %d has a run. Read it "
-                "with wandb.Api().artifact(...), which every rank can, or on rank %d only.",
-                *(rank, name, primary, primary),
-            )
-            return
-        _log.warning(
-            "dist_wandb: rank %d called %s, which saves nothing there, because only rank %d has a run. If each rank "
-            "has files of its own, such as a part of a checkpoint, pass run_mode='shared' to save those of all ranks. "
-            "If not, call %s on rank %d only.",
-            *(rank, name, primary, name, primary),
-        )

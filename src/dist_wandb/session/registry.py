@@ -251,7 +251,7 @@ def release_sigterm() -> None:
 def open_sessions() -> list[Session]:
     """Return the sessions that have not ended, the oldest first. Close those whose run the user has finished."""
     for session in [session for session in _sessions if wandb_private.is_finished(session.run)]:
-        session.close_without_run()
+        session.shutdown.close_without_run()
     return _sessions.copy()
 
 
@@ -278,7 +278,7 @@ def holds(run: object) -> bool:
 def _end_with_process(exit_code: int, failed: bool) -> None:
     """Finish the sessions that are still open, the newest first, and then the exchanges' threads."""
     for session in reversed(_sessions.copy()):
-        session.end_with_process(exit_code, failed=failed)
+        session.shutdown.end_with_process(exit_code, failed=failed)
     end_all(failed=failed)
     watcher.end()
     vars(sys.modules["dist_wandb"])["run"] = None  # for a `__del__` at a time when nothing can be imported any more
@@ -286,7 +286,7 @@ def _end_with_process(exit_code: int, failed: bool) -> None:
 
 def _prepare_fork() -> None:
     for session in _sessions.copy():
-        session.prepare_fork()
+        session.relay.prepare_fork()
 
 
 def _after_fork() -> None:

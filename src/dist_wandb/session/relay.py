@@ -43,10 +43,18 @@ _LONGEST = 100  # bytes of a socket's path: Linux allows 107, macOS 103
 
 
 class Relay:
-    """Receives rows from children of this process, in separate threads. `deliver` gets each child's in order."""
+    """Receives rows from the processes that hold a copy of this session, in separate threads.
 
-    def __init__(self, deliver: Callable[..., None]) -> None:
-        self.deliver = deliver
+    `deliver` gets those of each process in order. `metadata` returns the run's metadata for them; for `False`, without
+    waiting for other ranks.
+    """
+
+    def __init__(
+        self, deliver: Callable[..., None], topology: Topology, metadata: Callable[[bool], dict[str, Any]]
+    ) -> None:
+        self.deliver, self.metadata = deliver, metadata
+        self.is_fork = False  # whether this process is one; `log` does not ask for its id: torch.compile would warn
+        self.remote: RemoteSession = RemoteSession(None, topology, {})  # what a fork uses
         self.address: Address | None = None  # where it listens, after `open`
         self._key = secrets.token_bytes(32)
         self._listener: socket.socket | None = None
@@ -56,6 +64,14 @@ class Relay:
         self._until = math.inf  # when receiving ends, by the monotonic clock
         self._threads: list[threading.Thread] = []  # the first one accepts children
         self._connections: set[Connection] = set()
+        in_forks.add(self)
+
+    def copied(self, *, waits: bool) -> RemoteSession:
+        """Return the session for other processes: it sends rows to this one."""
+        return self.remote if self.is_fork else RemoteSession(self.open(), self.remote.topology, self.metadata(waits))
+
+    def prepare_fork(self) -> None:
+        self.remote = self.copied(waits=False)
 
     def open(self) -> Address | None:
         """Start to listen. Return the address; `None` once it is closed, or if no socket can be made."""
@@ -78,6 +94,7 @@ class Relay:
 
     def after_fork(self) -> None:
         """In a fork, close the parent's sockets, because nothing accepts connections there."""
+        self.is_fork = True
         self._stop_listening()
         # Otherwise, connected children would not notice the end of the parent: a full socket would block them forever.
         for connection in self._connections:
@@ -85,6 +102,8 @@ class Relay:
 
     def close(self, *, failed: bool = False) -> None:
         """Receive the rows that children have sent until now, and no more; if `failed`, not even these."""
+        if self.is_fork:
+            return
         with self._lock:
             self._until = time.monotonic() + (0.0 if failed else _LAST_ROWS)
             self._closing.set()
@@ -144,7 +163,17 @@ class Relay:
             limit(connection, receiving=0.0, sending=HANDSHAKE)
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
-                    self._receive(connection)
+                    message = connection.recv_bytes()
+                    try:
+                        # Its sender knows the key, so it is a child of this process.
+                        kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
+                        if kind == LOG:
+                            self.deliver(*arguments)
+                    except Exception:  # noqa: BLE001  # must not affect the training
+                        _log.exception("dist_wandb: lost a row that another process had sent")
+                    else:
+                        if kind == FLUSH:
+                            connection.send_bytes(arguments)
                 elif self._closing.is_set():
                     break
         except (EOFError, OSError) as error:
@@ -157,19 +186,6 @@ class Relay:
             _shut_down(connection)
             self._connections.discard(connection)
             connection.close()
-
-    def _receive(self, connection: Connection) -> None:
-        message = connection.recv_bytes()
-        try:
-            # Its sender knows the key, so it is a child of this process.
-            kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
-            if kind == LOG:
-                self.deliver(*arguments)
-        except Exception:  # noqa: BLE001  # must not affect the training
-            _log.exception("dist_wandb: lost a row that another process had sent")
-        else:
-            if kind == FLUSH:
-                connection.send_bytes(arguments)
 
 
 def _listener() -> tuple[socket.socket, str]:
@@ -199,41 +215,3 @@ def _shut_down(connection: Connection) -> None:
     """Shut down both directions: the peer notices at once, even while a fork still holds this end."""
     with suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.shutdown(socket.SHUT_RDWR)
-
-
-class Children:
-    """The processes that hold a copy of this process's session. Their rows are passed to `deliver`."""
-
-    def __init__(
-        self, deliver: Callable[..., None], topology: Topology, metadata: Callable[[bool], dict[str, Any]]
-    ) -> None:
-        self.is_fork = False  # whether this process is one; `log` does not ask for its id: torch.compile would warn
-        self._topology = topology
-        self._metadata = metadata  # returns the run's metadata for them; for `False`, without waiting for other ranks
-        self._relay = Relay(deliver)
-        self.remote: RemoteSession = RemoteSession(None, topology, {})  # what a fork uses
-        in_forks.add(self)
-
-    def reduced(self) -> tuple[Any, ...]:
-        """Reduce the session for pickle: in another process, such as a spawned worker, it sends rows to this one."""
-        if self.is_fork:
-            return self.remote.__reduce__()
-        return RemoteSession, (self._relay.open(), self._topology, self._metadata(True))
-
-    def prepare_fork(self) -> None:
-        if not self.is_fork:
-            self.remote = RemoteSession(self._relay.open(), self._topology, self._metadata(False))
-
-    def after_fork(self) -> None:
-        self.is_fork = True
-        self._relay.after_fork()
-
-    def continue_for(self, earlier: Children) -> None:
-        """Take over the processes that hold a copy of an earlier session, which continues as this one."""
-        own, self._relay = self._relay, earlier._relay
-        self._relay.deliver, earlier._relay = own.deliver, own
-
-    def close(self, *, failed: bool) -> None:
-        """Receive the rows that they have logged until now, and no more; if `failed`, not even these."""
-        if not self.is_fork:
-            self._relay.close(failed=failed)

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Notices
+from dist_wandb.notices import Notices, warn
 from dist_wandb.payloads.devices import as_tensor, known, whole
 from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log
 from dist_wandb.runs.null_run import LikeRun, NullRun
@@ -40,7 +40,6 @@ LOG, FLUSH = "log", "flush"  # kinds of messages
 HANDSHAKE = 5.0  # seconds that a child waits to be accepted, and that the session waits for a part of its key
 
 _STUCK = 30.0  # seconds that a child waits while the session's process reads nothing
-_RETRY = 0.01  # seconds between two attempts to connect
 _RETRY_AFTER = 30.0  # seconds after such a failure before a child tries again
 _FLUSH_PATIENCE = 60.0  # seconds
 _ENDED = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
@@ -98,7 +97,13 @@ class RemoteSession(LikeRun):
         rank = self.topology.global_rank
         check_row(data, rank)
         if self.topology.world_size == 1 and not _notices.has("ranks"):
-            _warn_of_ranks()
+            # They may be the ranks of a job. Once there is a group, that is settled: reading it is slow.
+            group = Topology.from_torch_distributed()
+            if group is not None and _notices.is_first("ranks") and group.world_size > 1 and group.is_coordinator:
+                warn(
+                    f"rank 0 of {group.world_size} logs to a run that its parent process has opened, so no mean of the "
+                    "ranks is written. Call init on each rank instead, after init_process_group."
+                )
         weight = known({"weight": copied_weight(weight, rank)})["weight"]
         step = None if step is None else checked_step(step, rank)
         media = [name for name, value in data.items() if is_media(value)]
@@ -136,7 +141,19 @@ class RemoteSession(LikeRun):
             with self._lock:
                 if time.monotonic() < self._mute_until:
                     return False
-                self._hand_over(message)
+                try:
+                    if (address := self._arguments[0]) is None:
+                        raise ConnectionError("it was not prepared for other processes, or has ended")
+                    if self._connection is None:
+                        self._connection = _connect(address)
+                    self._connection.send_bytes(message)
+                except (BlockingIOError, TimeoutError) as error:
+                    self._mute_until = time.monotonic() + _RETRY_AFTER  # so that `log` does not wait each time
+                    if self._connection is not None:  # part of the message may be sent
+                        self._connection.close()
+                        self._connection = None
+                        raise TimeoutError(f"the session's process reads nothing for {_STUCK:g} s") from error
+                    raise
         except OSError as error:
             why = "it has ended" if isinstance(error, _ENDED) else str(error) or type(error).__name__
             _warn_once(self.topology.global_rank, why)
@@ -145,22 +162,6 @@ class RemoteSession(LikeRun):
             _log.error("dist_wandb: lost a row that could not be sent to the session's process: %s", error)
             return False
         return True
-
-    def _hand_over(self, message: bytes) -> None:
-        try:
-            address = self._arguments[0]
-            if address is None:
-                raise ConnectionError("it was not prepared for other processes, or has ended")
-            if self._connection is None:
-                self._connection = _connect(address)
-            self._connection.send_bytes(message)
-        except (BlockingIOError, TimeoutError) as error:
-            self._mute_until = time.monotonic() + _RETRY_AFTER  # so that `log` does not wait each time
-            if self._connection is not None:  # part of the message may be sent
-                self._connection.close()
-                self._connection = None
-                raise TimeoutError(f"the session's process reads nothing for {_STUCK:g} s") from error
-            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteSession, self._arguments
@@ -203,18 +204,13 @@ def _connect(address: Address) -> Connection:
 
     Writes raise `BlockingIOError` if nothing is read for `_STUCK` seconds.
     """
-    deadline = time.monotonic() + HANDSHAKE
     with socket.socket(socket.AF_UNIX) as client:
-        client.setblocking(False)
-        while True:
-            try:
-                client.connect(address.path)
-                break
-            except BlockingIOError:  # too many connections are waiting
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the session's process accepts no connection for {HANDSHAKE:g} s") from None
-                time.sleep(_RETRY)
         client.setblocking(True)
+        limit(client, receiving=0.0, sending=HANDSHAKE)
+        try:
+            client.connect(address.path)  # waits while too many connections are waiting
+        except BlockingIOError:
+            raise TimeoutError(f"the session's process accepts no connection for {HANDSHAKE:g} s") from None
         if not is_own(client):
             raise PermissionError("another user listens in its place")
         connection = Connection(client.detach())
@@ -236,7 +232,7 @@ def is_own(connected: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
-def limit(connection: Connection, *, receiving: float, sending: float) -> None:
+def limit(connection: Connection | socket.socket, *, receiving: float, sending: float) -> None:
     """Limit how long reads and writes wait without progress; 0 for no limit."""
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.setblocking(True)  # a default timeout set by the user would make it non-blocking
@@ -246,20 +242,6 @@ def limit(connection: Connection, *, receiving: float, sending: float) -> None:
 
 
 _notices = Notices()
-
-
-def _warn_of_ranks() -> None:
-    """Warn, on the first rank, that processes which log to a run of their parent are the ranks of a job.
-
-    Once there is a process group, this is settled: reading it for each row would be slow.
-    """
-    group = Topology.from_torch_distributed()
-    if group is not None and _notices.is_first("ranks") and group.world_size > 1 and group.is_coordinator:
-        _log.warning(
-            "dist_wandb: rank 0 of %d logs to a run that its parent process has opened, so no mean of the ranks is "
-            "written. Call init on each rank instead, after init_process_group.",
-            group.world_size,
-        )
 
 
 def _warn_once(rank: int, why: str) -> None:

@@ -44,7 +44,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import logging
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,20 +52,18 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Notices
+from dist_wandb.notices import Notices, warn
 from dist_wandb.runs import requested, run_metadata
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
-
-_log = logging.getLogger("dist_wandb")
 
 _FORMAT = 1
 DIRECTORY = "dist-wandb-resume"
@@ -88,23 +86,7 @@ class RestartRecord:
     world_size: int
     job: str | None  # the launcher's name for the job, by which it can be found again, if there is one
     requeues: int  # how often SLURM had requeued the job
-
-    @classmethod
-    def read(cls, path: Path) -> RestartRecord | None:
-        """Read a record; `None` if there is none or, with a warning, if it is invalid or belongs to another user."""
-        try:
-            return cls.read_own(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, ReadError) as error:
-            if _notices.is_first(path):
-                _log.warning(
-                    "dist_wandb: %s is not a valid restart record of this job (%s). It is ignored, and new runs are "
-                    "opened. To continue a known run, pass id= and resume='allow'.",
-                    path,
-                    error,
-                )
-            return None
+    format: int = _FORMAT
 
     @classmethod
     def read_own(cls, path: Path) -> RestartRecord:
@@ -121,10 +103,7 @@ class RestartRecord:
             raise ValueError("a part is missing or has the wrong type")
         if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
             raise ValueError("its mode or scope is unknown")
-        try:
-            requested.check_id(given["base_id"], "base_id")
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from None
+        requested.check_id(given["base_id"], "base_id")
         return cls(**given)
 
     def write(self, path: Path) -> None:
@@ -133,15 +112,10 @@ class RestartRecord:
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700)
         own_directory(path.parent)
-        write_small(path, (json.dumps(self.as_json, indent=2) + "\n").encode())
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        return {"format": _FORMAT, **asdict(self)}
+        write_small(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
 
-@dataclass(frozen=True)
-class Earlier:
+class Earlier(NamedTuple):
     """The earlier start of the job that this one continues."""
 
     record: RestartRecord
@@ -170,7 +144,10 @@ class RestartStore:
         self._directory = requested.wandb_directory(init_arguments) / DIRECTORY
         self._topology = topology
         self._timeout = options.limits.join_timeout
-        self._continued_job: str | None = None
+        self._continued: Path | None = None  # the record of the ended job that this one continues
+        jobs = {"torchrun": self._launch.torchrun_start, "slurm": self._launch.slurm_step}
+        self._paths: dict[str, Path] = {kind: self._of_job(job) for kind, job in jobs.items() if job is not None}
+        self._paths["latest"] = self._file("latest")
 
     @cached_property
     def _store(self) -> JobStore | None:
@@ -189,9 +166,22 @@ class RestartStore:
         for earlier in self._candidates(asked_for=resume == "auto"):
             if earlier is None:
                 return None
-            if requested_id in (None, earlier.record.base_id) and self._matches(earlier):
-                self._continued_job = earlier.record.job
+            record = earlier.record
+            if requested_id not in (None, record.base_id):
+                continue
+            differ = [
+                f"{name} was {getattr(record, name)!r}, and is {getattr(self._mine, name)!r}"
+                for name in ("session", "project", "entity", "run_mode", "rank_scope")
+                if getattr(record, name) != getattr(self._mine, name)
+            ]
+            if not differ:
+                self._continued = self._of_job(record.job) if record.job else None
                 return earlier
+            warn(
+                f"the run {record.base_id} of an earlier start ({earlier.reason}) is not continued: "
+                f"{'; '.join(differ)}. New runs are opened. Start with the same arguments, or pass id= and "
+                "resume='allow'."
+            )
         return None
 
     def _candidates(self, *, asked_for: bool) -> Iterator[Earlier | None]:
@@ -203,64 +193,53 @@ class RestartStore:
                 message = None if self._store is None else self._store.try_get(_KEY)
                 if message is not None:
                     yield Earlier(RestartRecord.of(message["record"]), reason) if message["record"] else None
-            yield from self._in_file(launch.torchrun_start, reason)
+            yield from self._in_file("torchrun", reason)
         if launch.requeues:
-            reason = f"restart {launch.requeues} of the SLURM job"
-            for earlier in self._in_file(launch.slurm_step, reason):
-                if earlier.record.requeues < launch.requeues:  # otherwise, the job's script started the command twice
-                    yield earlier
-        if asked_for and (latest := RestartRecord.read(path := self._file("latest"))) is not None:
-            yield Earlier(latest, f"resume='auto', by {path}")
+            found = self._in_file("slurm", f"restart {launch.requeues} of the SLURM job")
+            # Otherwise, the job's script started the command twice.
+            yield from (earlier for earlier in found if earlier.record.requeues < launch.requeues)
+        if asked_for:
+            yield from self._in_file("latest", f"resume='auto', by {self._paths['latest']}")
 
-    def _in_file(self, job: str | None, reason: str) -> Iterator[Earlier]:
-        if job is not None and (record := RestartRecord.read(self._of_job(job))) is not None:
-            yield Earlier(record, reason)
-
-    def _matches(self, earlier: Earlier) -> bool:
-        record = earlier.record
-        differ = [
-            f"{name} was {getattr(record, name)!r}, and is {getattr(self._mine, name)!r}"
-            for name in ("session", "project", "entity", "run_mode", "rank_scope")
-            if getattr(record, name) != getattr(self._mine, name)
-        ]
-        if differ:
-            _log.warning(
-                "dist_wandb: the run %s of an earlier start (%s) is not continued: %s. New runs are opened. Start with "
-                "the same arguments, or pass id= and resume='allow'.",
-                record.base_id,
-                earlier.reason,
-                "; ".join(differ),
+    def _in_file(self, kind: str, reason: str) -> Iterator[Earlier]:
+        """Yield what a record has; nothing if there is none or, with a warning, if it is invalid or another user's."""
+        path = self._paths.get(kind)
+        try:
+            if path is not None:
+                yield Earlier(RestartRecord.read_own(path), reason)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, ReadError) as error:
+            _notices.warn(
+                path,
+                f"{path} is not a valid restart record of this job ({error}). It is ignored, and new runs are opened. "
+                "To continue a known run, pass id= and resume='allow'.",
             )
-        return not differ
 
     def leave(self, base_id: str) -> None:
         """Write a record of the runs that were opened. Warn once if the directory is not writable."""
         self._mine = replace(self._mine, base_id=base_id)
         self._publish(self._mine)
-        paths, continued = self._paths, self._continued_job and self._of_job(self._continued_job)
         try:
-            for path in paths:
+            for path in self._paths.values():
                 self._mine.write(path)
-            if continued and continued not in paths:  # the record of the ended job that this one continues
-                self._remove([continued])
+            self._remove({self._continued} - {None, *self._paths.values()})
         except (OSError, ReadError) as error:
-            _log.warning(
-                "dist_wandb: could not write a restart record of the run %s to %s (%s), so a later start will not find "
-                "it. Pass dir= with a writable directory, or id= and resume='allow' at every start.",
-                base_id,
-                self._directory,
-                getattr(error, "strerror", None) or error,
+            warn(
+                f"could not write a restart record of the run {base_id} to {self._directory} "
+                f"({getattr(error, 'strerror', None) or error}), so a later start will not find it. Pass dir= with a "
+                "writable directory, or id= and resume='allow' at every start."
             )
 
     def delete(self) -> None:
         """Delete the record, so that no later start continues these runs, which ended successfully."""
         self._publish(None)
-        self._remove(self._paths)
+        self._remove(self._paths.values())
         with suppress(OSError):
             self._directory.rmdir()  # if it is empty
 
-    def _remove(self, paths: Iterable[Path]) -> None:
-        for path in paths:
+    def _remove(self, paths: Iterable[Path | None]) -> None:
+        for path in filter(None, paths):
             with suppress(OSError, ValueError, ReadError):
                 if RestartRecord.read_own(path).base_id == self._mine.base_id:  # otherwise it is another job's
                     path.unlink()
@@ -269,12 +248,7 @@ class RestartStore:
         if self._store is not None:
             with suppress(RendezvousError):
                 # Without a record once the runs have ended successfully.
-                self._store.publish(_KEY, {"record": None if record is None else record.as_json})
-
-    @property
-    def _paths(self) -> list[Path]:
-        jobs = (self._launch.torchrun_start, self._launch.slurm_step)
-        return [self._file("latest"), *(self._of_job(job) for job in jobs if job is not None)]
+                self._store.publish(_KEY, {"record": None if record is None else asdict(record)})
 
     def _of_job(self, job: str) -> Path:
         """The record of this job and this command only: a job's script may run several commands."""
@@ -336,7 +310,8 @@ def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str) -> int:
     if not run or run.disabled:
         return 0
     if not run.offline:
-        last = run_metadata.last_logged(run, axis)
+        value: object = run.summary.get(axis) if run.resumed else None  # type: ignore[no-untyped-call]
+        last = int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
     elif requested.continues(init_arguments):
         last = _last_on_disk(run, axis)
     else:
@@ -365,11 +340,9 @@ def _last_on_disk(run: AnyRun, axis: str) -> int | None:
                 else:
                     others[found.st_uid] = path
     for user, path in others.items():
-        _log.warning(
-            "dist_wandb: %s belongs to user %d, so rows without a step do not continue after its last row. Give "
-            "every row a step, or copy its directory.",
-            path,
-            user,
+        warn(
+            f"{path} belongs to user {user}, so rows without a step do not continue after its last row. Give every row "
+            "a step, or copy its directory."
         )
     for path in sorted(changed, key=lambda path: changed[path], reverse=True)[:_MOST_FILES]:
         with suppress(ReadError):  # it contains no run

@@ -50,14 +50,6 @@ def device_event() -> Event | None:
     return event
 
 
-class _Entry(NamedTuple):
-    """A section that a thread has entered."""
-
-    section: Section
-    began: int  # nanoseconds of the host's clock
-    event: Event | None  # position of the device at the same time; `None` without one
-
-
 class _Ended(NamedTuple):
     """A section that has ended on the host."""
 
@@ -105,20 +97,23 @@ class Sections:
     """The sections of this rank that have ended since the last row with timings."""
 
     def __init__(
-        self,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        event: Callable[[], Event | None] = device_event,
+        self, clock: Callable[[], int] = time.perf_counter_ns, event: Callable[[], Event | None] = device_event
     ) -> None:
         self.clock: Callable[[], int] = clock
         self.event: Callable[[], Event | None] = event
-        self._local = threading.local()  # `entered`: this thread's entries, the innermost last
+        # `entered`: the sections that this thread has entered, the innermost last; each with the time, in nanoseconds
+        # of the host's clock, and the position of the device then; `None` without one
+        self._local = threading.local()
         self._lock = threading.Lock()
         self._known: set[str] = set()
         self._sums: dict[str, int] = {}  # nanoseconds by name
         self._busy = 0  # nanoseconds
         self._waiting: deque[tuple[_Ended, Event, Event | None]] = deque()  # with their begin and end on the device
         self._since: int | None = None  # the last row with timings, or the first section
-        self._selection = _RowSelection()
+        # Which rows include timings: one for each step, of a kind that recurs, not those of a single rank.
+        self._recurring: str | None = None  # a name that they have
+        self._step: int | None = None  # of the last one
+        self._unmatched = 0  # consecutive rows without that name
 
     def timed(self, name: str, rank: int, *, waits: bool) -> Section:
         """Create a section, as `Session.timed` does. Raises `ConfigurationError` for a name that cannot be used."""
@@ -133,26 +128,22 @@ class Sections:
         return Section(self, name, waits=waits)
 
     def enter(self, section: Section) -> None:
-        entered: list[_Entry] | None = getattr(self._local, "entered", None)
-        if entered is None:
-            entered = self._local.entered = []
+        entered: list[tuple[Section, int, Event | None]] = self._local.__dict__.setdefault("entered", [])
         event = self.event()
         signs.last = time.monotonic()
         began = self.clock()
         if self._since is None:
             self._since = began
-        entered.append(_Entry(section, began, event))
+        entered.append((section, began, event))
 
     def leave(self, section: Section) -> None:
         """End a section on this thread, usually the innermost; one in a generator may outlive those around it."""
         now = self.clock()
         signs.last = time.monotonic()
-        entered: list[_Entry] = self._local.entered
-        at = len(entered) - 1
-        while entered[at].section is not section:
-            at -= 1
+        entered: list[tuple[Section, int, Event | None]] = self._local.entered
+        at = max(index for index, (one, *_) in enumerate(entered) if one is section)
         _, began, event = entered.pop(at)
-        around = [entry.section for entry in entered[:at]]
+        around = [one for one, *_ in entered[:at]]
         kind = around[-1].waits if around else True
         sign = 0 if section.waits == kind else -1 if section.waits else 1
         is_again = any(outer.name == section.name for outer in around)
@@ -173,8 +164,14 @@ class Sections:
 
     def due_timings(self, names: Collection[str], step: int | None) -> dict[str, float]:
         """Return the timings to include in a row that logs `names`, in seconds; none if it should not include them."""
-        if self._since is None or not self._selection.is_next(names, step):
+        if self._since is None or (step is not None and step == self._step):
             return {}
+        if self._recurring is None or self._recurring not in names:
+            self._unmatched += 1
+            if self._recurring is not None and self._unmatched <= _UNMATCHED_ROWS:
+                return {}
+            self._recurring = next(iter(names), None)
+        self._unmatched, self._step = 0, step
         while self._waiting:  # add the sections that the device has passed
             ended, began, end = self._waiting[0]
             if end is not None and not (has_passed(began) and has_passed(end)):  # of other streams, perhaps
@@ -191,26 +188,6 @@ class Sections:
             return {}
         found = {f"{TIMES}{name}": duration / 1e9 for name, duration in sums.items()}
         return {**found, STEP: whole / 1e9, BUSY: min(1.0, max(0.0, busy / whole))}
-
-
-class _RowSelection:
-    """Selects rows that include timings: one for each step, of a kind that recurs, not those of a single rank."""
-
-    def __init__(self) -> None:
-        self._name: str | None = None
-        self._step: int | None = None
-        self._unmatched = 0
-
-    def is_next(self, names: Collection[str], step: int | None) -> bool:
-        if step is not None and step == self._step:
-            return False
-        if self._name is None or self._name not in names:
-            self._unmatched += 1
-            if self._name is not None and self._unmatched <= _UNMATCHED_ROWS:
-                return False
-            self._name = next(iter(names), None)
-        self._unmatched, self._step = 0, step
-        return True
 
 
 def check_timings(timings: bool) -> bool:

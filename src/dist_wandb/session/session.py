@@ -23,7 +23,7 @@ from dist_wandb.exchange.rows import Reductions, Rows
 from dist_wandb.job.model import Topology
 from dist_wandb.notices import Line
 from dist_wandb.payloads.scalars import Weight, third_of_log
-from dist_wandb.runs import run_metadata
+from dist_wandb.runs import requested, run_metadata
 from dist_wandb.runs.interception import AsRun
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.session import registry
@@ -33,7 +33,7 @@ from dist_wandb.session.job_description import ask, is_ending
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.own_run import OwnRun
-from dist_wandb.session.relay import Children
+from dist_wandb.session.relay import Relay
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.sections import Section
 from dist_wandb.session.shutdown import LEAST_TO_END, LifeCycle, Shutdown
@@ -75,7 +75,7 @@ class Session(AsRun):
         self.topology: Topology = link.topology
         self.opened_inside: Session | None = registry.entered()
         self.opened_at: Line | None = None
-        self.is_current: bool = own.is_current
+        self.is_current: bool = own.opening.is_current
         self._link, self._own, self._config_sync = link, own, config_sync
         rows = own.rows(first_row)
         self.reductions: Reductions = rows.reductions
@@ -84,14 +84,14 @@ class Session(AsRun):
         life = LifeCycle()
         self._notices = SessionNotices(link)
         self._intake = Intake(link, own, self._exchange, life, self._notices, first_row)
-        self._children = Children(partial(self._intake.put, leads=False), self.topology, self._metadata)
+        self.relay: Relay = Relay(partial(self._intake.put, leads=False), self.topology, self._metadata)
         closed = partial(self._closed, rows)
-        self._shutdown = Shutdown(
-            life, link, own, config_sync, self._exchange, self._children, restart_store, self._intake.end_row, closed
+        self.shutdown: Shutdown = Shutdown(
+            life, link, own, config_sync, self._exchange, self.relay, restart_store, self._intake.end_row, closed
         )
 
     def _refresh(self, published: float) -> None:
-        self._shutdown.refresh(published)  # made after the exchange, which calls this
+        self.shutdown.refresh(published)  # made after the exchange, which calls this
 
     def _closed(self, rows: Rows, handed_over: bool) -> None:
         registry.remove(self)
@@ -103,8 +103,9 @@ class Session(AsRun):
         """Start to take part: other threads use the session now. `log` gets what is logged directly to the run."""
         registry.add(self)
         self._exchange.start()
-        self._own.intercept(log, self._shutdown.finish_all_with_run, self._intake)
-        watcher.begin(self.topology, self.options, lambda: self.run, self._own.directory)
+        self._own.intercept(log, self.shutdown.finish_all_with_run, self._intake)
+        directory = requested.wandb_directory(self._own.opening.arguments)
+        watcher.begin(self.topology, self.options, lambda: self.run, directory)
 
     @property
     def plan(self) -> RunPlan:
@@ -131,7 +132,7 @@ class Session(AsRun):
 
         On a rank without a run it is the primary's; the first read waits for it, up to `join_timeout`.
         """
-        return self._own.starting_step
+        return run_metadata.starting_step(self.run)
 
     @property
     def owns_run(self) -> bool:
@@ -150,8 +151,8 @@ class Session(AsRun):
         On a rank without a run, this is the id that the primary published. If the primary has not opened its run yet,
         this waits; `None` after that. All reads together wait up to `join_timeout`.
         """
-        if self._children.is_fork:
-            return self._children.remote.id
+        if self.relay.is_fork:
+            return self.relay.remote.id
         link = self._link
         known = str(self.run.id) if self.run else link.run_id()
         return self.id if link.moving.has_happened else known  # it is now the session in which this one has continued
@@ -159,8 +160,8 @@ class Session(AsRun):
     @property
     def url(self) -> str | None:
         """URL of that run in W&B; `None` offline, and until the primary has published it."""
-        if self._children.is_fork:
-            return self._children.remote.url
+        if self.relay.is_fork:
+            return self.relay.remote.url
         return run_metadata.url(self.run) if self.run else self._link.run_url()
 
     @property
@@ -185,7 +186,7 @@ class Session(AsRun):
                     session.config.update({"lr": 0.2}, allow_val_change=True)
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
-        return self._children.remote.config if self._children.is_fork else self.run.config
+        return self.relay.remote.config if self.relay.is_fork else self.run.config
 
     def expect_config(self, values: Mapping[str, Any]) -> None:
         """Warn once the run's config is known, if this rank has used other values before: training may differ."""
@@ -239,8 +240,8 @@ class Session(AsRun):
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
         commit, weight = third_of_log(third, commit, weight)
-        if self._children.is_fork:
-            self._children.remote.log(data, step, commit=commit, weight=weight)
+        if self.relay.is_fork:
+            self.relay.remote.log(data, step, commit=commit, weight=weight)
         else:
             self._intake.put(data, step, weight, commit)
 
@@ -282,8 +283,8 @@ class Session(AsRun):
         Returns:
             Whether everything that this rank logged has been passed on, including its part in rows of several ranks.
         """
-        if self._children.is_fork:
-            return self._children.remote.flush(timeout)
+        if self.relay.is_fork:
+            return self.relay.remote.flush(timeout)
         self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
 
@@ -300,27 +301,19 @@ class Session(AsRun):
         Raises:
             TimeoutError: The upload took too long, and W&B's settings have ``finish_timeout_raises=True``.
         """
-        self._shutdown.finish_with_run(exit_code, LEAST_TO_END) if others_go_on else self._shutdown.finish(exit_code)
+        self.shutdown.finish_with_run(exit_code, LEAST_TO_END) if others_go_on else self.shutdown.finish(exit_code)
         self._notices.at_end()
         self._own.raise_asked_for()
 
     def fail(self, exit_code: int | None) -> None:
         """Set the exit code of the run, to be used if `finish` is not called with one; `None` or 0: it recovered."""
-        self._shutdown.failure = exit_code or None
+        self.shutdown.failure = exit_code or None
 
     def release(self) -> None:
         """Pass on what was logged and stop being the current session, but leave the run open: `Shutdown.hand_over`."""
-        if not self._children.is_fork:
-            self._shutdown.hand_over(failed=False, within=self.options.limits.flush_timeout)
+        if not self.relay.is_fork:
+            self.shutdown.hand_over(failed=False, within=self.options.limits.flush_timeout)
             self._own.restore()
-
-    def close_without_run(self) -> None:
-        """Close after the user has finished this rank's run: nothing can be written any more."""
-        self._shutdown.close_without_run()
-
-    def end_with_process(self, exit_code: int, *, failed: bool) -> None:
-        """Finish because the process ends and `finish` was not called. See `Shutdown.end_with_process`."""
-        self._shutdown.end_with_process(exit_code, failed=failed)
 
     def is_ending(self) -> bool:
         """Whether the coordinator has begun to end this session, as far as the job's store answers."""
@@ -330,7 +323,7 @@ class Session(AsRun):
         """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
         agree = self._link.calls.agree
-        decision = not self._children.is_fork and agree(self._link, line, mine, is_first=line == self.opened_at)
+        decision = not self.relay.is_fork and agree(self._link, line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
         elif decision and caller is not None:
@@ -363,13 +356,9 @@ class Session(AsRun):
         known = (self.id, self.url) if self.run else (self.plan.run_id, None)
         return {"id": known[0], "url": known[1], "config": self._config_sync.known()}
 
-    def prepare_fork(self) -> None:
-        """Prepare to receive rows from a fork of this process."""
-        self._children.prepare_fork()
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a `RemoteSession`, which sends rows from another process, such as a spawned worker, to this one."""
-        return self._children.reduced()
+        return self.relay.copied(waits=True).__reduce__()
 
     def __enter__(self) -> Self:
         return self

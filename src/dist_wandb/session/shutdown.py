@@ -27,11 +27,12 @@ from functools import partial
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange
 from dist_wandb.job.job_store import LONGEST_PAUSE
 from dist_wandb.job.timed_caller import briefly, poll
+from dist_wandb.notices import warn
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import JobLink, UnitEnd
 from dist_wandb.session.own_run import OwnRun
-from dist_wandb.session.relay import Children
+from dist_wandb.session.relay import Relay
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.settings.plan import unit_run_id
 
@@ -94,13 +95,6 @@ class LifeCycle:
             if has_turn:
                 self.accepting.release()
 
-    def detach(self) -> bool:
-        """Drop further rows; return whether they were accepted until now."""
-        if self.phase is not Phase.OPEN:
-            return False
-        self.phase = Phase.DETACHED
-        return True
-
 
 @dataclass(eq=False, repr=False)
 class Shutdown:
@@ -111,7 +105,7 @@ class Shutdown:
     _own: OwnRun
     _config_sync: ConfigSync
     _exchange: Exchange
-    _children: Children
+    relay: Relay
     _restart_store: RestartStore | None
     _closing: Callable[[], None]  # called before no rows are accepted any more
     _closed: Callable[[bool], None]  # called after that, with whether the logged rows were passed on
@@ -126,7 +120,7 @@ class Shutdown:
         options = self._link.options
         within = options.limits.flush_timeout if within is None else within
         patience = within + (options.limits.upload_timeout if failed is None else 0.0)
-        if self._children.is_fork or not self._life.claim_finish(patience):
+        if self.relay.is_fork or not self._life.claim_finish(patience):
             return
         try:
             if self._life.phase is Phase.OPEN:
@@ -161,7 +155,7 @@ class Shutdown:
                 self._exchange.flush()  # also waits for what other ranks still log for the same rows
                 if others_get:
                     self._exchange.flush(others_get, together=True)
-            briefly(self._config_sync.own.publisher.publish_end, None)
+            briefly(self._config_sync.own.publish_end, None)
             within = max(within - (time.monotonic() - began), min(within, LEAST_TO_END))
         self.finish(exit_code, within)
 
@@ -181,14 +175,15 @@ class Shutdown:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
         self._config_sync.refresh.in_background(published)
         self._own.elsewhere.deliver(published)
-        if self._config_sync.has_run_ended and self._life.detach():
+        if self._config_sync.has_run_ended and self._life.phase is Phase.OPEN:
+            self._life.phase = Phase.DETACHED
             self._exchange.detach()
             self._close(handed_over=False)
             self._link.leave(self._exchange)
 
     def close_without_run(self) -> None:
         """Close after the user has finished this rank's run, so that nothing more can be written."""
-        if self._children.is_fork:
+        if self.relay.is_fork:
             self._close(handed_over=False)
             return
         self._life.close()
@@ -205,7 +200,7 @@ class Shutdown:
     def hand_over(self, *, failed: bool, within: float, passed_on: Callable[[], object] = lambda: None) -> None:
         """Pass on what was logged, and accept no more. `failed` and `within` are as for `finish`."""
         deadline = time.monotonic() + within
-        self._children.close(failed=failed)
+        self.relay.close(failed=failed)
         if not failed:
             self._config_sync.catch_up()
         self._closing()
@@ -220,7 +215,7 @@ class Shutdown:
             self._close(handed_over=True)
 
     def _close(self, *, handed_over: bool) -> None:
-        self._children.close(failed=True)  # no effect if they are closed already
+        self.relay.close(failed=True)  # no effect if they are closed already
         self._life.close()
         self._closed(handed_over)
 
@@ -230,7 +225,7 @@ class Shutdown:
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
         if error := job_description.late_trial(self._link.store, self._link.topology):
-            _log.warning("dist_wandb: %s", error)
+            warn(str(error))
         exit_code, interrupt = unit_end.report(exit_code), None
         with ExitStack() as until_ended:
             # once the session is closed, SIGTERM does not find it any more
@@ -260,11 +255,10 @@ class Shutdown:
             plan, lost = self._link.plan, self._exchange.lost
             writers = self._link.other_writers(deadline) if plan.has_writers else None
             if writers and not unit_end.await_writers(deadline, writers - lost):
-                _log.warning(
-                    "dist_wandb: rank %d stopped waiting for the other writers of the run %s to end. Rows that they "
-                    "write from now on may be missing. If they need longer, increase finish_timeout.",
-                    self._link.topology.global_rank,
-                    plan.run_id,
+                warn(
+                    f"rank {self._link.topology.global_rank} stopped waiting for the other writers of the run "
+                    f"{plan.run_id} to end. Rows that they write from now on may be missing. If they need longer, "
+                    "increase finish_timeout."
                 )
             if plan.shared and writers is not None:  # those that never took part may still be opening their runs
                 lost -= self._exchange.unmet - writers

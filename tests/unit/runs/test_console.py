@@ -11,7 +11,7 @@ from opened_runs import FIRST, SECOND, SINGLE
 
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import record, wandb_private
-from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.runs.opening import open_run
 from dist_wandb.settings.plan import plan_run
 
 pytestmark = pytest.mark.usefixtures("bare_environment")

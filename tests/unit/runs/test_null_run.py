@@ -171,7 +171,7 @@ def test_an_unknown_value_can_be_formatted_but_not_calculated_with() -> None:
 def test_a_null_run_lists_the_public_names_of_a_run() -> None:
     names = dir(NullRun())
     assert {"log", "summary", "config", "finish", "watch", "name", "url"} <= set(names)
-    assert not [name for name in names if name.startswith("_") or name in ("show_config", "show_metadata", "metadata")]
+    assert not [name for name in names if name.startswith("_") or name in ("show", "show_metadata", "metadata")]
 
 
 @pytest.mark.parametrize("name", ["__getstate_extra__", "__array__", "__len_hint__", "__fspath__"])

@@ -14,7 +14,7 @@ import wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import requested
-from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.runs.opening import open_run
 from dist_wandb.settings.plan import plan_run
 
 REQUESTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [

@@ -15,7 +15,7 @@ from opened_runs import FIRST, opened
 
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.runs.opening import open_run
 from dist_wandb.settings.plan import plan_run
 
 pytestmark = pytest.mark.usefixtures("bare_environment")

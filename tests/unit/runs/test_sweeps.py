@@ -12,7 +12,7 @@ from opened_runs import FIRST, SECOND, SINGLE
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import sweeps
-from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.runs.opening import open_run
 from dist_wandb.settings.plan import plan_run
 
 AGENT = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "t7", "WANDB_PROJECT": "digits", "WANDB_ENTITY": "team"}

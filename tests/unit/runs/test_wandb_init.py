@@ -19,7 +19,7 @@ from opened_runs import FIRST, SECOND, SINGLE, opened
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import requested
-from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.runs.opening import open_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import plan_run

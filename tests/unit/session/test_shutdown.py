@@ -134,12 +134,12 @@ def test_a_process_that_exits_with_a_code_waits_like_a_successful_one(job: Job) 
     for session in (first, second, third):
         session.log({"loss": float(session.topology.global_rank)}, step=0)
     others = [
-        threading.Thread(target=session.end_with_process, args=(3,), kwargs={"failed": False})
+        threading.Thread(target=session.shutdown.end_with_process, args=(3,), kwargs={"failed": False})
         for session in (second, third)
     ]
     for thread in others:
         thread.start()
-    first.end_with_process(3, failed=False)
+    first.shutdown.end_with_process(3, failed=False)
     for thread in others:
         thread.join()
     run: Any = first.run

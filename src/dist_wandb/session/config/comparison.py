@@ -141,12 +141,10 @@ class Connection:
         return self._job_store
 
     def open(self, caller: TimedCaller | None = None) -> JobStore | None:
-        """Open a further connection to the job's store; `None` while there is none."""
         found = self.find()
         return None if found is None else found.beside("config_sync", caller)
 
     def try_get(self, key: str, kind: type[_T]) -> _T | None:
-        """Return the checked message of a key; `None` if it is not set, or there is no store yet."""
         job_store = self.store()
         message = None if job_store is None else job_store.try_get(key)
         return None if message is None else checked(message, kind, key)
@@ -238,7 +236,21 @@ class Comparison:
         given.publish(self._message)
         if topology.is_coordinator:
             self.publish_given()
-            result = self._compare_all(job_store, given)
+            main = topology.coordinator
+            if given.try_get_all(job_store.timeout) is None:  # those that do not publish theirs in time are left out
+                missing = given.missing()
+                theirs = "its config is" if len(missing) == 1 else "their configs are"
+                warn(
+                    f"config_sync='check' waited {self._connection.join_timeout:g} s, but {named(missing)} did not "
+                    f"open a run, so {theirs} not compared. Open it on all ranks, or pass config_sync='warn', which "
+                    "never waits.",
+                    self.opened_at,
+                )
+            messages, mine = given.read(), self._message["values"]
+            readable = {rank: message["values"] for rank, message in messages.items() if fits(message, GivenConfig)}
+            found = [text for rank, values in readable.items() for text in differences(values, rank, mine, main)]
+            found += [f"that of rank {rank} cannot be read" for rank in messages if rank not in readable]
+            result = job_store.claim(RESULT, found)
         else:
             try:
                 result = job_store.wait_get(RESULT, f"rank {topology.coordinator}")
@@ -250,23 +262,6 @@ class Comparison:
                 f"config_sync='check', but the ranks were given different configs: {listed(found)}. "
                 "Give all ranks the same, or pass config_sync='warn'."
             )
-
-    def _compare_all(self, job_store: JobStore, all_given: RankValues) -> Any:
-        """Compare the configs of all ranks, except for ranks that do not publish theirs in time."""
-        main = self._connection.topology.coordinator
-        if all_given.try_get_all(job_store.timeout) is None:
-            missing = all_given.missing()
-            theirs = "its config is" if len(missing) == 1 else "their configs are"
-            warn(
-                f"config_sync='check' waited {self._connection.join_timeout:g} s, but {named(missing)} did not open a "
-                f"run, so {theirs} not compared. Open it on all ranks, or pass config_sync='warn', which never waits.",
-                self.opened_at,
-            )
-        given, mine = all_given.read(), self._message["values"]
-        readable = {rank: message["values"] for rank, message in given.items() if fits(message, GivenConfig)}
-        found = [text for rank, values in readable.items() for text in differences(values, rank, mine, main)]
-        found += [f"that of rank {rank} cannot be read" for rank in given if rank not in readable]
-        return job_store.claim(RESULT, found)
 
     def publish_given(self) -> None:
         job_store = None if self._has_published else self._connection.store()
@@ -308,7 +303,6 @@ class Comparison:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """Digests of what this rank was given, without secrets."""
         compared = comparable(without_secrets(self.given), with_ranks=True)
         return {name: one["digest"] for name, one in compared.items()}
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
-from dist_wandb.runs.null_run import AnyRun, NullRun
+from dist_wandb.runs.null_run import AnyRun, NullRun, class_of
 from dist_wandb.session.config.comparison import (
     OF_VERSION,
     REFUSED,
@@ -40,34 +40,57 @@ if TYPE_CHECKING:
 _GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, not among its values
 
 
-class Publisher:
-    """Publishes the config of this rank's run, if other ranks follow it."""
+@dataclass(eq=False, repr=False)
+class OwnConfig:
+    """The config of this rank's own run: what the user writes into it, a `Follower` applies, and other ranks follow."""
 
-    def __init__(self, connection: Connection, comparison: Comparison) -> None:
-        self._connection = connection
-        self._comparison = comparison
-        self._keys: tuple[str, ...] = ()
+    _connection: Connection
+    _comparison: Comparison
+    refresh: Refresh
+    follower: Follower
+    # Called if wandb's own process is lost; it must `attach` the replacement of the run.
+    replace_run: Callable[[AnyRun, Exception], object] | None = None
+
+    def __post_init__(self) -> None:
         self.is_due: bool = False  # whether values may have changed, which the next refresh publishes
+        self._keys: tuple[str, ...] = ()  # under which it is published
         self._version = Version(number=0, is_over=False)
+        self._followed: set[str] = set()  # names that were set by following: they need no `allow_val_change`
+        self._refused: set[str] = set()  # names with a warning
         self._run: AnyRun = NullRun()
+        self._config: Any = None
+
+    def known(self) -> dict[str, Any]:
+        return _read(self._config)
 
     def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
-        """Publish the config of a run from now on, under these keys; none if no rank follows it."""
+        """Use, guard, and publish under some keys, the config of another run from now on."""
         self._run, self._keys = run, keys
-        config = getattr(run, "config", None)  # a mock of a run may have none
-        values = given_values(config) if getattr(run, "sweep_id", None) else {}
-        self._imposed = [name for name in values if wandb_private.is_locked(config, name)]
+        self._config = getattr(run, "config", None)  # a mock of a run may have none
+        values = given_values(self._config) if getattr(run, "sweep_id", None) else {}
+        self._imposed = [name for name in values if wandb_private.is_locked(self._config, name)]
         self.is_due = True
         self._published: PublishedRun | None = None
+        if issubclass(type(self._config), class_of("Config") or ()):  # changes of any other config are detected later
+            with suppress(TypeError):  # the same applies if wandb's config does not allow another class
+                if not isinstance(self._config, _Guarded):
+                    kind: Any = type(self._config)
+                    object.__setattr__(self._config, "__class__", _guarded_kind(kind))
+                object.__setattr__(self._config, _GUARD, self)
+
+    def release(self) -> None:
+        config = self._config
+        if isinstance(config, _Guarded) and config.__dict__.get(_GUARD) is self:
+            object.__setattr__(config, "__class__", type(config).__mro__[2])
+            object.__delattr__(config, _GUARD)
 
     def publish(self) -> None:
         """Publish the config, if anything was written, and the run's metadata, if they are not published yet."""
-        config = getattr(self._run, "config", None)
-        if not self._keys or config is None:
+        if not self._keys or self._config is None:
             return
-        if self.is_due or not isinstance(config, _Guarded):
+        if self.is_due or not isinstance(self._config, _Guarded):
             self.is_due = False
-            self._last = publishable(given_values(config), self._comparison.given)
+            self._last = publishable(given_values(self._config), self._comparison.given)
         values, withheld = self._last
         message = PublishedRun(
             values=values,
@@ -95,46 +118,6 @@ class Publisher:
         self._version["is_over"] = True
         self._connection.publications += 1
 
-
-@dataclass(eq=False, repr=False)
-class OwnConfig:
-    """The config of this rank's own run: a target of a `Follower`, and what the user writes into it."""
-
-    _connection: Connection
-    _comparison: Comparison
-    refresh: Refresh
-    follower: Follower
-    # Called if wandb's own process is lost; it must `attach` the replacement of the run.
-    replace_run: Callable[[AnyRun, Exception], object] | None = None
-
-    def __post_init__(self) -> None:
-        self.publisher: Publisher = Publisher(self._connection, self._comparison)
-        self._followed: set[str] = set()  # names that were set by following: they need no `allow_val_change`
-        self._refused: set[str] = set()  # names with a warning
-        self._run: AnyRun = NullRun()
-        self._config: Any = None
-
-    def known(self) -> dict[str, Any]:
-        return _read(self._config)
-
-    def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
-        """Use, guard, and publish under some keys, the config of another run from now on."""
-        self.publisher.attach(run, keys)
-        self._run = run
-        self._config = getattr(run, "config", None)  # a mock of a run may have none
-        if run_metadata.is_wandb_config(self._config):  # changes of any other config are detected later
-            with suppress(TypeError):  # the same applies if wandb's config does not allow another class
-                if not isinstance(self._config, _Guarded):
-                    kind: Any = type(self._config)
-                    object.__setattr__(self._config, "__class__", _guarded_kind(kind))
-                object.__setattr__(self._config, _GUARD, self)
-
-    def release(self) -> None:
-        config = self._config
-        if isinstance(config, _Guarded) and config.__dict__.get(_GUARD) is self:
-            object.__setattr__(config, "__class__", type(config).__mro__[2])
-            object.__delattr__(config, _GUARD)
-
     def apply(self, _values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         here = given_values(self._config)
         due = {
@@ -143,7 +126,7 @@ class OwnConfig:
             if value is not MISSING and (name not in here or encoded(here[name]) != encoded(value))
         }
         if due and self._config is not None:
-            self.publisher.is_due = True
+            self.is_due = True
             self._followed |= due.keys()
             _unguarded(self._config).update(due, allow_val_change=True)
 
@@ -199,12 +182,13 @@ class OwnConfig:
                 self.replace_run(self._run, error)
             if self._config is not None:
                 _unguarded(self._config).update(values, allow_val_change=True)
-        self.follower.set_own(values)
+        if self.follower.own is not None:
+            self.follower.own.update(values)
         self._followed.difference_update(values)
         self.after_change()
 
     def after_change(self) -> None:
-        self.publisher.is_due = True
+        self.is_due = True
         self.refresh(at_once=True)
 
 

@@ -3,8 +3,8 @@
 Only the job's store is used, through a separate connection. So no rank waits for one that may never come, with two
 exceptions: a rank that reads the config of a run which another rank opens, and ranks with ``config_sync="check"``.
 
-Parts: `Comparison` (the given configs), `Publisher` (a primary's end), `Follower` (the end of the others), with an
-`OwnConfig`, which also detects what users write, or a `LocalConfig` as its target, and `Refresh`, which updates all.
+Parts: `Comparison` (the given configs), `Follower`, with an `OwnConfig` (which a primary also publishes, and which
+detects what users write) or a `LocalConfig` as its target, and `Refresh`, which updates all.
 
 A primary publishes its run's config and metadata as JSON whenever they have changed (including values of a sweep), with
 a version number, which is all that followers poll. Values are published at once rather than on request: the first
@@ -115,8 +115,7 @@ class Refresh:
         except RendezvousError as error:  # the store is gone, usually because the job has ended
             _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)
         except ConfigurationError as error:  # another rank's message cannot be read
-            if self._notices.is_first("malformed"):
-                _log.warning("dist_wandb: rank %d cannot follow the config: %s", self._connection.rank, error)
+            self._notices.warn("malformed", f"rank {self._connection.rank} cannot follow the config: {error}")
         except Exception:  # noqa: BLE001  # must not affect the training
             if self._notices.is_first("failed"):
                 _log.exception("dist_wandb: rank %d could not bring its config up to date", self._connection.rank)
@@ -162,7 +161,6 @@ class ConfigSync:
             self.refresh(at_once=True)
 
     def completed(self, init_arguments: Mapping[str, Any], plan: RunPlan, unit: str) -> Mapping[str, Any]:
-        """Return the arguments of `wandb.init`, with a `config` that W&B can store."""
         if plan.has_writers and not plan.primary:  # these get the config that the primary has published
             run = self.connection.try_get(run_key(unit), PublishedRun)
             if run is not None:
@@ -175,11 +173,11 @@ class ConfigSync:
         """Publish, follow or show the config of a run, depending on this rank's part; or continue with another run."""
         is_coordinator = self.connection.topology.is_coordinator
         if self._target is None:
-            key = None if is_coordinator else run_key("" if plan.announces else unit)
-            self._follower.begin(key, completes=plan.announces or plan.run_mode == "new")
+            self._follower.key = None if is_coordinator else run_key("" if plan.announces else unit)
+            self._follower.own = set(self._comparison.given) if plan.announces or plan.run_mode == "new" else None
         if isinstance(run, NullRun):
             self._target = LocalConfig(self.refresh, self._follower, self._comparison, self.connection)
-            run.show_config(ConfigView(self._target))
+            run.show(config=ConfigView(self._target))
             planned = plan if plan.base_id is not None else replace(plan, base_id=self._comparison.run.get("id"))
             run.show_metadata(self._target.metadata, unit_run_id(planned))
         else:
@@ -195,7 +193,7 @@ class ConfigSync:
             self._comparison.compare()
             if self._target is not None:
                 self._follower.follow(self._target)
-        self.own.publisher.publish()
+        self.own.publish()
 
     def continue_in(self, run: Callable[[], AnyRun]) -> dict[str, Any]:
         """Answer, on a rank without a run, from the run of another session; return what was written on this rank."""
@@ -207,7 +205,7 @@ class ConfigSync:
     def catch_up(self) -> None:
         """Refresh at once, but do not wait long for a store whose host has stalled."""
         if self.connection.is_usable:
-            self.own.publisher.is_due = True  # values may have changed inside
+            self.own.is_due = True  # values may have changed inside
             briefly(lambda: self.refresh(at_once=True), None, _CATCH_UP)
 
     def known(self) -> dict[str, Any]:

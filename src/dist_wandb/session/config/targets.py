@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,16 +18,7 @@ from dist_wandb.session.config.comparison import (
     Version,
     differs_by_rank,
 )
-from dist_wandb.settings.config_values import (
-    MISSING,
-    ConfigCopy,
-    Known,
-    decoded,
-    encoded,
-    filled,
-    given_values,
-    shown,
-)
+from dist_wandb.settings.config_values import MISSING, ConfigCopy, Known, decoded, encoded, filled, given_values, shown
 
 if TYPE_CHECKING:
     from dist_wandb.session.config.own_config import OwnConfig
@@ -43,8 +34,8 @@ class Follower:
         self.metadata: Mapping[str, Any] = {}  # of that run, as far as it is known
         self._connection = connection
         self._comparison = comparison
-        # Names whose values are this rank's own. `None`: the followed values replace all of this rank's.
-        self._own: set[str] | None = None
+        # Names whose values are this rank's own, as those that it was given. `None`: the followed values replace all.
+        self.own: set[str] | None = None
         self._seen: dict[str, tuple[Any, str | None]] = {}  # what was published last: see `PublishedRun`
         self._imposed: frozenset[str] = frozenset()  # see `PublishedRun`
         self._version = 0
@@ -52,11 +43,6 @@ class Follower:
     @property
     def is_known(self) -> bool:
         return self._version > 0
-
-    def begin(self, key: str | None, *, completes: bool) -> None:
-        """Follow the run under `key`, if any. If it `completes`, values that this rank was given stay."""
-        self.key = key
-        self._own = set(self._comparison.given) if completes else None
 
     def follow(self, target: OwnConfig | LocalConfig) -> None:
         if self.key is None:
@@ -71,12 +57,12 @@ class Follower:
         if run is None:
             return
         values, withheld = run["values"], run["withheld"]
-        if not self.is_known and self._own is not None:
+        if not self.is_known and self.own is not None:
             given = run["given"]
-            self._own -= {name for name, digest in self._comparison.digests.items() if given.get(name) == digest}
-            self._own |= target.names_of_earlier_starts(values)
+            self.own -= {name for name, digest in self._comparison.digests.items() if given.get(name) == digest}
+            self.own |= set() if isinstance(target, LocalConfig) else target.names_of_earlier_starts(values)
         self._imposed = frozenset(run["imposed"])
-        kept = (self._own or set()) - self._imposed
+        kept = (self.own or set()) - self._imposed
         seen, self._seen = self._seen, {name: (value, withheld.get(name)) for name, value in values.items()}
         changed = {name: values[name] for name in values if name not in kept and seen.get(name) != self._seen[name]}
         new = filled(changed, withheld, self._comparison.given)
@@ -87,10 +73,6 @@ class Follower:
     def allowed(self, given: object) -> dict[str, Any]:
         """Return the values that the script may set: as with wandb, none of a sweep's."""
         return {name: value for name, value in given_values(given).items() if name not in self._imposed}
-
-    def set_own(self, names: Iterable[str]) -> None:
-        if self._own is not None:
-            self._own.update(names)
 
 
 class LocalConfig:
@@ -136,10 +118,6 @@ class LocalConfig:
                 self._comparison.opened_at,
                 may_raise=False,
             )
-
-    def names_of_earlier_starts(self, _published: Mapping[str, Any]) -> set[str]:
-        """Return no names, because this rank has no run."""
-        return set()
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
         """Return the primary's config, at most a heartbeat old; it is polled at once for a `name` that is missing."""

@@ -170,7 +170,6 @@ class Work(NamedTuple):
 
 
 def works(thread: int, pids: Iterable[int] = ()) -> dict[int, Work | None]:
-    """Return what a thread of this process, by the kernel's number, and processes have done."""
     found = {pid: _work(_PROC / str(pid)) for pid in pids}
     return {**found, thread: _work(_PROC / "self" / "task" / str(thread))}
 

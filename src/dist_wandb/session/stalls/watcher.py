@@ -32,6 +32,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from dist_wandb.errors import RendezvousError
@@ -40,8 +41,9 @@ from dist_wandb.job.launch import node_identity
 from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
+from dist_wandb.notices import warn
 from dist_wandb.session.stalls import evidence
-from dist_wandb.session.stalls.verdict import MOVING, Answer, Calls, Stall, StalledRank, judge, located
+from dist_wandb.session.stalls.verdict import MOVING, Answer, Calls, StalledRank, judge, located
 from dist_wandb.settings.options import Options
 from dist_wandb.wandb_files.finding import is_in_run_directory
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
@@ -64,13 +66,8 @@ _MOST_STACKS = 28 * 1024  # characters of the stacks that one rank publishes; wi
 _ALONE = "The job's store does not answer, so nothing is known of the other ranks."
 
 
-class Signs:
-    """Signs of life of this process's training."""
-
-    last: float = 0.0  # on the monotonic clock; the training thread sets it
-
-
-signs: Signs = Signs()
+# Signs of life of this process's training. `last` is on the monotonic clock; the training thread sets it.
+signs = SimpleNamespace(last=0.0)
 
 
 class Clock:
@@ -261,7 +258,7 @@ class Watcher(threading.Thread):
         lasted = self._clock.hear(time.monotonic() if self._collectives.have_moved() else signs.last)
         self._clock.watchdog = self._collectives.watchdog
         if lasted and told_in is not None:
-            _log.warning("dist_wandb: the training went on after %.0f s.", lasted)
+            warn(f"the training went on after {lasted:.0f} s.")
             with suppress(Exception):  # there may be no file
                 end_stall(told_in, lasted)
 
@@ -288,16 +285,13 @@ class Watcher(threading.Thread):
         self._see()
         is_final = now >= sign + clock.limit(_LIMITS_IF_SLOW)
         stall = judge(answers, time.monotonic() - sign, clock.limit(), is_final=is_final, more=more)
-        if stall is not None and clock.sign == sign and not self.stopped.is_set():
-            self._tell(stall, stacks)
-
-    def _tell(self, stall: Stall, stacks: dict[str, list[int]]) -> None:
+        if stall is None or clock.sign != sign or self.stopped.is_set():
+            return
         self._clock.is_told = True
         path = self._clock.told_in = self._write(stall.message, stacks)
-        _log.warning(
-            "dist_wandb: %s All stacks are in %s. No process is ended; stall_timeout=None turns this off.",
-            stall.message,
-            path or "no file, because it cannot be written",
+        warn(
+            f"{stall.message} All stacks are in {path or 'no file, because it cannot be written'}. No process is "
+            "ended; stall_timeout=None turns this off."
         )
         if self._run():
             self._alert(stall.message)
@@ -315,7 +309,6 @@ class Watcher(threading.Thread):
             self._run().alert("Training stands still", text, level="WARN")
 
     def _write(self, message: str, stacks: dict[str, list[int]]) -> str:
-        """Write all stacks to a file of the run; return its path."""
         run, texts = self._run(), [f"{named(ranks)}:\n{text}\n" for text, ranks in stacks.items()]
         own = Path(briefly(lambda: str(run.dir), ""))  # perhaps of another rank
         is_own = run or (own.is_dir() and is_in_run_directory(own))

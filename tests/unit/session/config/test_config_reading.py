@@ -244,7 +244,7 @@ def test_flush_and_finish_take_over_the_last_values_of_the_primary(job: Job) -> 
 def test_later_publications_do_not_hide_that_the_run_has_ended(job: Job) -> None:
     first, second = job(TWO, alike({"net": {"h": 3}}), limits={"heartbeat": 1000.0})
     primary, other = sync_of(first), sync_of(second)
-    primary.own.publisher.publish_end()
+    primary.own.publish_end()
     first.config["net"]["h"] = 4
     primary.catch_up()
     other.catch_up()

@@ -113,7 +113,7 @@ def test_a_fork_requests_nothing_from_the_store(job: Job, run_mode: str) -> None
         connection.try_get = noted(connection.try_get)
     time.sleep(2 * HEARTBEAT)
     for session in sessions:
-        session.prepare_fork()
+        session.relay.prepare_fork()
     assert threading.current_thread() not in asked_by
 
 

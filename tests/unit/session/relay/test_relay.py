@@ -107,7 +107,7 @@ def served() -> Iterator[Served]:
         may_take.wait(_PATIENCE)
         taken.append(arguments)
 
-    relay = Relay(take)
+    relay = Relay(take, ONE, lambda _: {})
     address = relay.open()
     assert address is not None
     yield Served(relay, address, taken, may_take)

@@ -151,9 +151,9 @@ def test_records_are_readable_only_by_the_user(start: Start) -> None:
 )
 def test_an_invalid_record_is_refused(changed: dict[str, Any]) -> None:
     record = RestartRecord("a", "test/1", None, None, "new", "global", 2, None, 0)
-    assert RestartRecord.of(record.as_json) == record
+    assert RestartRecord.of(vars(record)) == record
     with pytest.raises(ValueError, match=r"unknown|wrong type|refuses in run ids"):
-        RestartRecord.of({**record.as_json, **changed})
+        RestartRecord.of({**vars(record), **changed})
 
 
 def test_resume_auto_without_a_store_needs_a_single_writer(start: Start, fake_wandb: FakeWandb) -> None:
