@@ -57,7 +57,11 @@ class PreparedTimings:
     @functools.cached_property
     def timings(self) -> StepTimings:
         """The measured parts of a step; created once Accelerate knows whether parameters are sharded."""
-        return StepTimings(self._session, is_sharded=_is_sharded())
+        # Whether they are gathered from other ranks in the forward pass and for the update.
+        mesh = current_mesh()
+        names = () if mesh is None else mesh.mesh_dim_names or ()
+        is_sharded = is_initialized() and AcceleratorState().distributed_type in _SHARDED
+        return StepTimings(self._session, is_sharded=is_sharded or bool(set(names) - {"dp_replicate"}))
 
     def measure(self, prepared: Iterable[Any]) -> None:
         """Measure the models, optimizers and loaders among some objects; each once, even if it is passed again."""
@@ -78,7 +82,7 @@ class PreparedTimings:
                 loader: Any = getattr(one, "base_dataloader", one)
                 self._loaders.add(loader)
                 # Accelerate's loaders look up `__iter__` on the object.
-                loader.__iter__ = functools.partial(_iterated, loader, self._begin_loading, self.timings)
+                loader.__iter__ = functools.partial(self._iterated, loader)
 
     def end(self) -> None:
         for hook in self._hooks:
@@ -91,10 +95,21 @@ class PreparedTimings:
         self._models.clear()
         self.timings.end()
 
-    def _begin_loading(self) -> None:
-        """A batch is requested. If all models are in evaluation mode, it does not belong to a training step."""
-        if self._in_trainer or not self._models or any(model.training for model in self._models):
-            self.timings.enter("data")
+    def _iterated(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of a loader, and measure the time from the request to the arrival of each."""
+        batches: Iterator[Any] | None = None
+        while True:
+            # If all models are in evaluation mode, the batch does not belong to a training step.
+            if self._in_trainer or not self._models or any(model.training for model in self._models):
+                self.timings.enter("data")
+            try:
+                batches = type(loader).__iter__(loader) if batches is None else batches
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self.timings.enter(None)
+            yield batch
 
     def _measure_model(self, model: torch.nn.Module) -> None:
         inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -113,30 +128,6 @@ class PreparedTimings:
     def _after_forward_pass(self, _model: Any) -> None:
         if torch.is_grad_enabled():
             self.timings.enter("backward" if self._in_trainer else None)
-
-
-def _is_sharded() -> bool:
-    """Whether parameters are gathered from other ranks in the forward pass and for the update."""
-    if not is_initialized():
-        return False
-    mesh = current_mesh()
-    names = () if mesh is None else mesh.mesh_dim_names or ()
-    return AcceleratorState().distributed_type in _SHARDED or bool(set(names) - {"dp_replicate"})
-
-
-def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> Iterator[Any]:
-    """Yield the batches of a loader, and measure the time from the request to the arrival of each."""
-    begin()
-    batches = type(loader).__iter__(loader)
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        finally:
-            timings.enter(None)
-        yield batch
-        begin()
 
 
 def wrap_timed(*, wrap: bool) -> None:
@@ -169,7 +160,7 @@ def _backward(original: Callable[..., None], self: Accelerator, *args: Any, **kw
         tracker.prepared.timings.enter(None)
 
 
-_TIMED = (
-    Wrapped("prepare", ("self", "args", "device_placement"), _prepare),
-    Wrapped("backward", ("self", "loss", "kwargs"), _backward),
-)
+_TIMED: Wrapped = {
+    "prepare": (("self", "args", "device_placement"), _prepare),
+    "backward": (("self", "loss", "kwargs"), _backward),
+}

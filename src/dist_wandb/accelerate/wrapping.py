@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import accelerate
 from accelerate import Accelerator, tracking
@@ -223,43 +223,38 @@ def _end_training(original: Callable[..., None], self: Accelerator) -> None:
     original(self)
 
 
-class Wrapped(NamedTuple):
-    """A method of `Accelerator` to wrap: its name, its known parameters, and what is called instead.
-
-    That gets the original, which it calls, before the arguments of the call.
-    """
-
-    name: str
-    parameters: tuple[str, ...]
-    instead: Callable[..., Any]
-
-
-_WRAPPED = (
-    Wrapped("init_trackers", ("self", "project_name", "config", "init_kwargs"), _init_trackers),
-    Wrapped("log", ("self", "values", "step", "log_kwargs"), _log),
-    Wrapped("get_tracker", ("self", "name", "unwrap"), _get_tracker),
-    Wrapped("end_training", ("self",), _end_training),
-)
+# By name, methods of `Accelerator` to wrap: the known parameters, and what is called instead, with the original first.
+Wrapped: TypeAlias = "Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]]"
+_WRAPPED: Wrapped = {
+    "init_trackers": (("self", "project_name", "config", "init_kwargs"), _init_trackers),
+    "log": (("self", "values", "step", "log_kwargs"), _log),
+    "get_tracker": (("self", "name", "unwrap"), _get_tracker),
+    "end_training": (("self",), _end_training),
+}
 _REMEDY = (
     "wraps it to reach all ranks. Pass wrap=False and call DistWandbTracker.attach(accelerator) on every rank instead"
 )
 
 
 def wrap_accelerator(
-    methods: Sequence[Wrapped] = _WRAPPED,
+    methods: Wrapped = _WRAPPED,
     remedy: str = _REMEDY,  # why a method is wrapped, and what to do without wrapping; the end of the error's sentence
 ) -> None:
     """Wrap methods of `Accelerator`, each once; raise `UnsupportedVersionError` for unknown ones."""
-    left = [one for one in methods if not hasattr(getattr(Accelerator, one.name, None), _KNOWS)]
-    for name, known, _ in left:
-        found = _parameters(getattr(Accelerator, name, None))
+    left = [name for name in methods if not hasattr(getattr(Accelerator, name, None), _KNOWS)]
+    for name in left:
+        method, known = getattr(Accelerator, name, None), methods[name][0]
+        found: tuple[str, ...] = ()
+        if method is not None:  # of the decorated function, if Accelerate's decorator hides the parameters
+            decorated = inspect.getclosurevars(method).nonlocals.get("function", method)
+            found = tuple(inspect.signature(decorated).parameters)
         if found != known:
             raise UnsupportedVersionError(
                 f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters {found}, but "
                 f"DistWandbTracker knows it with {known}, and {remedy}."
             )
-    for name, _, instead in left:
-        setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), instead))
+    for name in left:
+        setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), methods[name][1]))
 
 
 def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
@@ -269,11 +264,3 @@ def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Call
 
     setattr(method, _KNOWS, True)
     return method
-
-
-def _parameters(method: Callable[..., Any] | None) -> tuple[str, ...]:
-    """Names of a method's parameters; of the decorated function, if Accelerate's decorator hides them."""
-    if method is None:
-        return ()
-    decorated = inspect.getclosurevars(method).nonlocals.get("function", method)
-    return tuple(inspect.signature(decorated).parameters)

@@ -41,7 +41,6 @@ MOST_OPCODES = 5_000_000
 _MOST_DIRECTORY = 16 * 2**20  # bytes of a zip's directory
 _PIECE = 2**20
 _PICKLE = "data.pkl"
-_BEFORE_LEGACY = 3  # pickles that precede the content in torch's older files, which were not zips
 _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
 _GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
 
@@ -129,14 +128,19 @@ def _load(path: Path, *, weights_only: bool) -> Any:
 def ids_in(file: BinaryIO, size: int) -> dict[str, str]:
     """Return the base ids in a checkpoint, by the loggers' numbers; `ReadError` if it is none."""
     try:
-        start = file.read(4)
-        file.seek(0)
-        if start == b"PK\x03\x04":
-            return _written_ids(_of_zip(_Bounded(file), size))
-        pickles = io.BytesIO(file.read(MOST_BYTES))  # the data of tensors follows them
-        for _ in range(_BEFORE_LEGACY):
-            _written_ids(pickles)
-        return _written_ids(pickles)
+        with zipfile.ZipFile(_Bounded(file)) as archive:
+            found = [info for info in archive.infolist() if info.filename.split("/")[1:] == [_PICKLE]]
+            if len(found) != 1:
+                raise ReadError(f"the zip holds {len(found)} files {_PICKLE!r}, where torch writes one")  # noqa: TRY301
+            (info,) = found
+            if info.file_size > MOST_BYTES:
+                raise ReadError(  # noqa: TRY301
+                    f"its {_PICKLE} has {info.file_size:,} bytes; more than {MOST_BYTES:,} are not read"
+                )
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
+                raise ReadError(f"its {_PICKLE} is compressed, which torch does not do")  # noqa: TRY301
+            with archive.open(info) as inner:
+                return _written_ids(b"".join(iter(lambda: inner.read(_PIECE), b"")))
     except ReadError:
         raise
     except Exception as error:  # noqa: BLE001  # a damaged file may make Python raise anything
@@ -159,28 +163,14 @@ class _Bounded(io.RawIOBase):
         return self._file.seek(offset, whence)
 
 
-def _of_zip(file: _Bounded, size: int) -> io.BytesIO:
-    with zipfile.ZipFile(file) as archive:
-        found = [info for info in archive.infolist() if info.filename.split("/")[1:] == [_PICKLE]]
-        if len(found) != 1:
-            raise ReadError(f"the zip holds {len(found)} files {_PICKLE!r}, where torch writes one")
-        (info,) = found
-        if info.file_size > MOST_BYTES:
-            raise ReadError(f"its {_PICKLE} has {info.file_size:,} bytes; more than {MOST_BYTES:,} are not read")
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
-            raise ReadError(f"its {_PICKLE} is compressed, which torch does not do")
-        with archive.open(info) as inner:
-            return io.BytesIO(b"".join(iter(lambda: inner.read(_PIECE), b"")))
-
-
-def _written_ids(file: io.BytesIO) -> dict[str, str]:
+def _written_ids(pickled: bytes) -> dict[str, str]:
     """Find the dictionary under `KEY` in one pickle, and read its texts. Other content is skipped."""
     found: dict[str, str] = {}
     items: list[str] | None = None  # names and values of that dictionary, while its opcodes are read
     memo: dict[object, str] = {}
     puts = 0
     text = before = None  # the text that the last opcode creates, if any, and the one before
-    for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
         name = opcode.name
         if number > MOST_OPCODES:
             raise ReadError(f"it holds more than {MOST_OPCODES:,} objects")

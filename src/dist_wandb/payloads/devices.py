@@ -123,13 +123,10 @@ def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace `LaterValue`s in a row of `scalars.copied_row` by their values. Waits for devices."""
     if not any(isinstance(value, (LaterValue, dict)) for value in values.values()):
         return values
-    return {name: _known(value) for name, value in values.items()}
-
-
-def _known(value: Any) -> Any:
-    if type(value) is dict:
-        return known(value)
-    return value.value() if isinstance(value, LaterValue) else value
+    return {
+        name: known(value) if type(value) is dict else value.value() if isinstance(value, LaterValue) else value
+        for name, value in values.items()
+    }
 
 
 def copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,7 +149,7 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
     Raises ConfigurationError if this rank has only a part of it, because gathering the parts waits for other ranks, and
     while a CUDA graph is captured, which would copy it at each replay, to memory that is used for something else then.
     """
-    if is_captured(tensor):
+    if tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing():
         raise ConfigurationError(
             f"{what} was logged on rank {rank} while a CUDA graph is captured: it has no value yet, and replays of the "
             "graph do not call log. Log it after replay(), outside of the captured code."
@@ -168,11 +165,6 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         "does not wait for the other ranks. Call its .full_tensor() on every rank, outside of 'if rank == 0', and pass "
         "the result."
     )
-
-
-def copied_tensor(value: Any) -> Any:
-    tensor = as_tensor(value)
-    return value if tensor is None else tensor.detach().clone()
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -248,11 +240,6 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.cpu()
         event.synchronize()
         return copy
-
-
-def is_captured(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a device of which the current stream captures a graph."""
-    return tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing()
 
 
 @contextmanager
