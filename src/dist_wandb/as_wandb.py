@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb import _ACTING
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore
 from dist_wandb.job.timed_caller import poll
@@ -123,7 +122,11 @@ def _acting(name: str) -> Callable[..., Any]:
     return act
 
 
-globals().update({name: _acting(name) for name in _ACTING if name not in globals()})
+for _name in (
+    *("alert", "define_metric", "link_model", "log_artifact", "log_model", "mark_preempting", "pin_config_keys"),
+    *("save", "unwatch", "use_artifact", "use_model", "watch"),
+):
+    globals()[_name] = _acting(_name)
 
 
 def agent(

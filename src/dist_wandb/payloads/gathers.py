@@ -335,21 +335,6 @@ def fair(wanted: Sequence[int], limit: int) -> list[int]:
     return shares
 
 
-def merged_table(parts: Sequence[Part]) -> MergedTable:
-    union = list(dict.fromkeys(name for part in _with_rows(parts) for name in _numbered(part.columns)))
-    names = [name for name, _ in union]
-    columns = [_RANK_OTHERWISE if _RANK in names else _RANK, *names]
-    rows: list[list[Any]] = []
-    for part in parts:
-        own = _numbered(part.columns)
-        if own == union:
-            rows += ([part.rank, *row] for row in part.items)
-        else:
-            named = (dict(zip(own, row, strict=True)) for row in part.items)
-            rows += ([part.rank, *map(row.get, union)] for row in named)
-    return MergedTable(columns, [[plain_cell(cell) for cell in row] for row in rows])
-
-
 def differ(parts: Sequence[Part]) -> bool:
     return len({tuple(part.columns) for part in _with_rows(parts)}) > 1
 
@@ -372,7 +357,14 @@ def _numbered(columns: Iterable[str | int]) -> list[tuple[str | int, int]]:
 def whole(kind: Kind, parts: Sequence[Part]) -> MergedTable | MergedImages | None:
     """Merge tables, or images, whose captions get the rank, by ascending rank; `None` if there are no images."""
     if kind == "table":
-        return merged_table(parts)
+        union = list(dict.fromkeys(name for part in _with_rows(parts) for name in _numbered(part.columns)))
+        names = [name for name, _ in union]
+        rows: list[list[Any]] = []
+        for part in parts:
+            own = _numbered(part.columns)
+            named = (dict(zip(own, row, strict=True)) for row in part.items)
+            rows += ([part.rank, *(plain_cell(row.get(name)) for name in union)] for row in named)
+        return MergedTable([_RANK_OTHERWISE if _RANK in names else _RANK, *names], rows)
     pictures = []
     for rank, picture in ((part.rank, picture) for part in parts for picture in part.items):
         caption = picture.beside.get("caption")

@@ -95,15 +95,14 @@ def _node_of(position: int, path: Any, metric: Any, same_as: Any, states: Any) -
         raise TypeError("a metric has no name")
     if type(same_as) is not int or not -1 <= same_as < position:
         raise ValueError("a metric shares its states with an unknown one")
-    return Node(path, metric, same_as, tuple(_state_of(*state) for state in states))
-
-
-def _state_of(name: Any, kind: Any, shape: Any, dtype: Any) -> State:
-    if not isinstance(name, str) or not isinstance(dtype, str) or kind not in _KINDS:
-        raise ValueError("a state has no name, or is of an unknown kind")
-    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_NUMBERS:
-        raise ValueError(f"a state has no shape, or more than {_MOST_NUMBERS:,} numbers")
-    return State(name, kind, tuple(shape), dtype)
+    for name, kind, shape, dtype in states:
+        if not isinstance(name, str) or not isinstance(dtype, str) or kind not in _KINDS:
+            raise ValueError("a state has no name, or is of an unknown kind")
+        if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_NUMBERS:
+            raise ValueError(f"a state has no shape, or more than {_MOST_NUMBERS:,} numbers")
+    return Node(
+        path, metric, same_as, tuple(State(name, kind, tuple(shape), dtype) for name, kind, shape, dtype in states)
+    )
 
 
 class Part(NamedTuple):
