@@ -158,7 +158,11 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
         """Open the session of this rank, and let the stock callback set up the run of the primary."""
         self.on_init_end(args, state, None)  # the callback may have been added to an existing Trainer
-        if args.process_index == 0 and "wandb" in [*args.report_to] and _is_beside_stock(self):
+        if (
+            args.process_index == 0
+            and "wandb" in [*args.report_to]
+            and any(type(other) is WandbCallback for one in _lists_with(self) for other in one)
+        ):
             self._notices.warn(
                 "both",
                 "the Trainer also reports to wandb (report_to): the stock callback writes the same names a second "
@@ -286,10 +290,6 @@ def _named(args: Any, state: Any, arguments: Mapping[str, Any]) -> dict[str, Any
 def _lists_with(callback: DistWandbCallback) -> list[list[Any]]:
     """Return the lists that hold this callback, among them that of its Trainer, which is not passed to callbacks."""
     return [one for one in gc.get_referrers(callback) if isinstance(one, list)]
-
-
-def _is_beside_stock(callback: DistWandbCallback) -> bool:
-    return any(type(other) is WandbCallback for one in _lists_with(callback) for other in one)
 
 
 def _precede_others(callback: DistWandbCallback) -> None:

@@ -33,7 +33,6 @@ from dist_wandb.session.session import Session
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
     from torch import Tensor, nn
 
     from dist_wandb.settings.reduction import Reduction
@@ -51,15 +50,6 @@ def remember(module: nn.Module) -> None:
         cache = getattr(result, "warning_cache", None)
         if type(cache) is WarningCache:
             cache.__class__ = _Cache
-
-
-def _needs_sync_dist(name: str) -> bool:
-    """Whether Lightning's advice to log a name with `sync_dist=True` is useful."""
-    # Not if only our loggers receive the name, because they reduce it over ranks, and no callback or scheduler watches
-    # it: those read the rank's own value, which Lightning keeps.
-    trainers = [trainer_of(module) for module in _modules]
-    running = [trainer for trainer in trainers if trainer and trainer.state.status == "running"]
-    return not running or any(_watches(trainer, name) or not _all_reduce(trainer) for trainer in running)
 
 
 def trainer_of(module: nn.Module) -> Trainer | None:
@@ -94,8 +84,13 @@ class _Cache(WarningCache):
     def __contains__(self, message: object) -> bool:
         if super().__contains__(message):
             return True
-        advice = _ADVICE.match(str(message))
-        return advice is not None and not _needs_sync_dist(str(ast.literal_eval(advice[1])))
+        if (advice := _ADVICE.match(str(message))) is None:
+            return False
+        # It is not useful if only our loggers receive the name, because they reduce it over ranks, and no callback or
+        # scheduler watches it: those read the rank's own value, which Lightning keeps.
+        name, trainers = str(ast.literal_eval(advice[1])), map(trainer_of, _modules)
+        running = [trainer for trainer in trainers if trainer and trainer.state.status == "running"]
+        return bool(running) and all(_all_reduce(trainer) and not _watches(trainer, name) for trainer in running)
 
 
 def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, float | Tensor]:
@@ -118,8 +113,19 @@ def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, 
         trainer: Any = module.trainer
         if trainer._logger_connector._first_loop_iter is not None:  # Lightning's own mark of a step
             return {}
-        results = trainer._results
-        return {} if results is None else _counts(results, names)
+        counts: dict[str, float | Tensor] = {}
+        for metric in (trainer._results or {}).values():  # of all dataloaders, which share a row
+            meta = metric.meta
+            if metric.has_reset or not (meta.logger and meta.on_epoch):
+                continue
+            _, name = trainer._results._forked_name(metric, on_step=False)
+            if name not in names:
+                continue
+            counts.pop(name, None)  # if two hooks log one name, the row has the value of the later one
+            if metric.is_tensor and meta.is_mean_reduction and not meta.sync.should:
+                count = metric.cumulated_batch_size  # never changed in place, so it can be kept and read later
+                counts[name] = float(count) if count.device.type == "cpu" else count  # `float` would wait for it
+        return counts  # noqa: TRY300
     except _NOT_AS_EXPECTED:
         return {}
 
@@ -139,22 +145,6 @@ def epoch_reductions(module: nn.Module | None, names: Container[str]) -> dict[st
                 forms = {results._forked_name(metric, on_step=on_step)[1] for on_step in (True, False)}
                 found.update({name: kind for name in forms if name in names})
     return found
-
-
-def _counts(results: _ResultCollection, names: Container[str]) -> dict[str, float | Tensor]:
-    counts: dict[str, float | Tensor] = {}
-    for metric in results.values():  # of all dataloaders, which share a row
-        meta = metric.meta
-        if metric.has_reset or not (meta.logger and meta.on_epoch):
-            continue
-        _, name = results._forked_name(metric, on_step=False)
-        if name not in names:
-            continue
-        counts.pop(name, None)  # if two hooks log one name, the row has the value of the later one
-        if metric.is_tensor and meta.is_mean_reduction and not meta.sync.should:
-            count = metric.cumulated_batch_size  # never changed in place, so it can be kept and read later
-            counts[name] = float(count) if count.device.type == "cpu" else count  # `float` would wait for the device
-    return counts
 
 
 def measure(trainer: Trainer, session: Callable[[], Session | None]) -> None:

@@ -40,11 +40,13 @@ class HostCopy:
         with kept_if_it_fails(self._copy):
             self._event = event_after(tensor.device)
         self._source = tensor if self._event is None else None
-        self._numbers: list[float] | None = None
 
     def __del__(self) -> None:
         if not self._has_arrived and self._event is not None:
-            keep_if_failed(self._event, self._copy)
+            # If the device has failed, torch would abort the process when the copy is freed, perhaps before the run has
+            # ended.
+            with _beside_captures(), suppress(RuntimeError), kept_if_it_fails(self._copy):
+                self._event.query()
 
     def is_ready(self) -> bool:
         """Return whether the copy can be read without waiting; always true if its device has no events."""
@@ -65,11 +67,10 @@ class HostCopy:
             self._has_arrived = True
         return self._copy
 
+    @functools.cached_property
     def numbers(self) -> list[float]:
-        """Return the numbers, in the order of the tensors. Waits for the device, like `tensor`."""
-        if self._numbers is None:
-            self._numbers = self.tensor().tolist()
-        return self._numbers
+        """The numbers, in the order of the tensors. Waits for the device, like `tensor`."""
+        return list(self.tensor().tolist())
 
 
 class LaterValue:
@@ -102,7 +103,7 @@ class Later(LaterValue):
 
     def number(self) -> float:
         """Return the number. Waits for the device, like `HostCopy.tensor`."""
-        number: float = self._copies[0].numbers()[self._value]
+        number: float = self._copies[0].numbers[self._value]
         return number
 
     value = number
@@ -198,18 +199,9 @@ def wait_for(event: Any) -> None:
             event.synchronize()
 
 
-def keep_if_failed(event: Any, copies: object) -> None:
-    """Keep asynchronous copies, of which `event` is the end, for ever if the device has failed.
-
-    Otherwise torch would abort the process when they are freed, perhaps before the run has ended.
-    """
-    with _beside_captures(), suppress(RuntimeError), kept_if_it_fails(copies):
-        event.query()
-
-
 @contextmanager
 def kept_if_it_fails(copies: object) -> Iterator[None]:
-    """Keep asynchronous copies for ever, as `keep_if_failed` does, if a device has failed when it is used."""
+    """Keep asynchronous copies for ever, if a device has failed when it is used."""
     try:
         yield
     except RuntimeError:

@@ -234,12 +234,13 @@ class Shell:
         from torchmetrics import MetricCollection
 
         shared = ("_cache", "_computed", "_forward_cache", "process_group", "dist_sync_fn", "distributed_available_fn")
-        memo = {}  # what is not copied: states, process groups and the like
-        for _, metric in walk(value):
-            for held in [*metric.metric_state.values(), *(vars(metric).get(name) for name in shared)]:
-                memo[id(held)] = held
+        not_copied = (
+            held
+            for _, metric in walk(value)
+            for held in (*metric.metric_state.values(), *(vars(metric).get(name) for name in shared))
+        )
         try:
-            self.value: Any = copy.deepcopy(value, memo)
+            self.value: Any = copy.deepcopy(value, {id(held): held for held in not_copied})
         except (TypeError, RuntimeError, ValueError, NotImplementedError) as error:
             raise ConfigurationError(
                 f"{type(value).__name__} cannot be copied, so it cannot be merged over ranks: {error}. Log its "

@@ -301,15 +301,14 @@ def publishable(values: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[di
     value that is a secret as a whole is `None`.
     """
     rest = without_secrets(values)
-    lacking = [name for name, value in values.items() if rest.get(name, MISSING) is not value]
-    withheld = {name: _state(values[name], given.get(name, MISSING)) for name in lacking}
+    withheld: dict[str, str] = {}
+    for name, value in values.items():
+        if rest.get(name, MISSING) is not value:
+            own = given.get(name, MISSING)
+            is_same = own is not MISSING and encoded(value) == encoded(own)
+            is_text = own is not MISSING and value == shown(own)
+            withheld[name] = _AS_GIVEN if is_same else _AS_TEXT if is_text else _CHANGED
     return {name: encoded(rest.get(name)) for name in values}, withheld
-
-
-def _state(value: Any, given: Any) -> str:
-    if given is MISSING:
-        return _CHANGED
-    return _AS_GIVEN if encoded(value) == encoded(given) else _AS_TEXT if value == shown(given) else _CHANGED
 
 
 def filled(

@@ -147,8 +147,9 @@ def plan_run(
     check_unit(topology, scope, unit)
     own = unit_of(topology, scope, unit)
     name, leads = own.name, own.index == 0
-    records = all_nodes and mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads_node(topology)
-    hardware = f"worker-{topology.node_rank}" if records else None
+    leader = 0 if topology.leader == "first" else (topology.local_world_size or 0) - 1
+    records = all_nodes and mode == "auto" and scope == "global" and topology.num_nodes != 1
+    hardware = f"worker-{topology.node_rank}" if records and topology.local_rank == leader else None
     has_coordinator = not name or topology.coordinator in own.ranks
     is_trial = in_sweep and (topology.is_coordinator if mode == "new" else has_coordinator)
     plan = RunPlan(mode, scope, base_id, base_id, group, leads, hardware=hardware, is_trial=is_trial)
@@ -186,13 +187,6 @@ def check_unit(topology: Topology, scope: RankScope, unit: Sequence[int] | None)
             f"Rank {topology.global_rank} is the primary of the job, but it is not in unit={list(unit)[:20]}. Name one "
             "of these as the primary: primary_rank=..."
         )
-
-
-def _leads_node(topology: Topology) -> bool:
-    """Return whether a rank is the first of its node, or the last if that is the framework's main process."""
-    if topology.leader == "first":
-        return topology.local_rank == 0
-    return topology.local_rank is not None and topology.local_rank + 1 == topology.local_world_size
 
 
 def unit_run_id(plan: RunPlan) -> str | None:
