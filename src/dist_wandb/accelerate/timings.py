@@ -70,7 +70,14 @@ class PreparedTimings:
                 continue
             self._known.add(one)
             if isinstance(one, torch.nn.Module):
-                self._measure_model(one)
+                inner = one.module if isinstance(one, DistributedDataParallel) else one
+                if "torch._dynamo" in sys.modules and is_compiled_module(one):
+                    self.timings.waits_in("forward")  # it may contain ddp's module, which copies buffers first
+                self._models.add(inner)
+                self._hooks += [
+                    inner.register_forward_pre_hook(ForwardHook(self._in_forward)),
+                    inner.register_forward_hook(ForwardHook(self._after_forward_pass), always_call=True),
+                ]
             elif isinstance(one, torch.optim.Optimizer):
                 optimizer = getattr(one, "optimizer", one)
                 if isinstance(optimizer, torch.optim.Optimizer):  # DeepSpeed's is not; it updates in its backward pass
@@ -110,16 +117,6 @@ class PreparedTimings:
             finally:
                 self.timings.enter(None)
             yield batch
-
-    def _measure_model(self, model: torch.nn.Module) -> None:
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
-        if "torch._dynamo" in sys.modules and is_compiled_module(model):
-            self.timings.waits_in("forward")  # it may contain ddp's module, which copies buffers first
-        self._models.add(inner)
-        self._hooks += [
-            inner.register_forward_pre_hook(ForwardHook(self._in_forward)),
-            inner.register_forward_hook(ForwardHook(self._after_forward_pass), always_call=True),
-        ]
 
     def _in_forward(self, _model: Any) -> None:
         if torch.is_grad_enabled():

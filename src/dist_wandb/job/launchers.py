@@ -105,7 +105,12 @@ class _Slurm(Launcher):
         readings = super().read(environ)
         for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
             if variable in environ:
-                tasks = _tasks_per_node(variable, environ[variable])
+                tasks, text = list[int](), environ[variable]
+                for part in text.split(","):  # "4(x2),3" is 4, 4, 3
+                    match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part.strip())
+                    if match is None or len(tasks) + int(match[2] or 1) > _MOST_NODES:
+                        raise TopologyError(f"{variable}={text[:_SHOWN]!r} is not of SLURM's form '4(x2),3'. {HINT}")
+                    tasks += [int(match[1])] * int(match[2] or 1)
                 readings.add("num_nodes", len(tasks), f"{variable} (SLURM)")
                 node = readings.values.get("node_rank")
                 if node is not None and node < len(tasks):
@@ -236,14 +241,3 @@ def integer(variable: str, text: str) -> int:
             f"{variable}={text[:_SHOWN]!r} in the environment is not a whole number, so this process's rank is "
             f"unknown. {HINT}"
         ) from None
-
-
-def _tasks_per_node(variable: str, text: str) -> list[int]:
-    """Expand SLURM's ``4(x2),3`` to ``[4, 4, 3]``."""
-    tasks: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part.strip())
-        if match is None or len(tasks) + int(match[2] or 1) > _MOST_NODES:
-            raise TopologyError(f"{variable}={text[:_SHOWN]!r} is not of SLURM's form '4(x2),3'. {HINT}")
-        tasks += [int(match[1])] * int(match[2] or 1)
-    return tasks

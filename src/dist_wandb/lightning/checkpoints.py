@@ -75,7 +75,8 @@ def write_base_ids() -> None:
 def _writing(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:  # a Trainer; its type lacks `callbacks`
-        ids = _base_ids_of(self)
+        holders = [holder for holder in map(holder_of, self.loggers) if holder is not None]
+        ids = {str(holder.number): holder.base_id for holder in holders if holder.session is not None}
         if not ids:
             original(self, *args, **kwargs)
             return
@@ -90,16 +91,22 @@ def _writing(original: Callable[..., None]) -> Callable[..., None]:
     return save_checkpoint
 
 
-def _base_ids_of(trainer: Trainer) -> dict[str, str]:
-    """Return the base ids of those loggers of a Trainer that are ours and have open runs, by their numbers."""
-    holders = [holder for holder in map(holder_of, trainer.loggers) if holder is not None]
-    return {str(holder.number): holder.base_id for holder in holders if holder.session is not None}
-
-
 def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only: bool) -> str:
     """Read the base id of a logger's runs from a checkpoint; for the arguments see `DistWandbLogger.id_in`."""
     path = Path(checkpoint)
-    ids = _load(path / _SHARDED if path.is_dir() else path, weights_only=weights_only)
+    file = path / _SHARDED if path.is_dir() else path
+    ids: Any = None
+    try:
+        # A checkpoint is often a link, like Lightning's last.ckpt; its target must be an ordinary file.
+        with os.fdopen(open_ordinary(file.resolve(strict=True)), "rb") as opened:
+            if weights_only:
+                ids = ids_in(opened, os.fstat(opened.fileno()).st_size)
+        if not weights_only:
+            content: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+            ids = content.get(KEY) if isinstance(content, Mapping) else None
+    except Exception as error:  # noqa: BLE001  # a damaged file may make its readers raise anything
+        why = str(error).rstrip(".")
+        raise ReadError(f"{file}: cannot be read as a checkpoint: {why}. Pass one that a Trainer saved.") from None
     base_id = ids.get(str(number)) if isinstance(ids, Mapping) else None
     if not isinstance(base_id, str):
         raise ReadError(
@@ -110,19 +117,6 @@ def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only:
         return check_id(base_id, f"the run id of logger {number} in {path}, {base_id!r},")
     except ConfigurationError as error:
         raise ReadError(str(error)) from None
-
-
-def _load(path: Path, *, weights_only: bool) -> Any:
-    try:
-        # A checkpoint is often a link, like Lightning's last.ckpt; its target must be an ordinary file.
-        with os.fdopen(open_ordinary(path.resolve(strict=True)), "rb") as file:
-            if weights_only:
-                return ids_in(file, os.fstat(file.fileno()).st_size)
-        content: Any = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-        return content.get(KEY) if isinstance(content, Mapping) else None
-    except Exception as error:  # noqa: BLE001  # a damaged file may make its readers raise anything
-        why = str(error).rstrip(".")
-        raise ReadError(f"{path}: cannot be read as a checkpoint: {why}. Pass one that a Trainer saved.") from None
 
 
 def ids_in(file: BinaryIO, size: int) -> dict[str, str]:

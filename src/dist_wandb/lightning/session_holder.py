@@ -40,7 +40,7 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.session import Session
-from dist_wandb.settings.config_values import ConfigCopy, given_values
+from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -302,26 +302,19 @@ class NullExperiment(NullRun, OfLightning):
     def __init__(self, holder: SessionHolder) -> None:
         super().__init__()
         self.__dict__["_holder"] = holder
+        self.show_config(ConfigView(_EarlyConfig(holder)))
+        self.show_step(lambda: 0 if holder.session is None else holder.session.step)
 
-    @property
-    def config(self) -> Any:
-        """The config of the run that receives this rank's numbers; before the session is open, what is known of it."""
-        if (session := self._session) is not None:
-            return session.config
-        return ConfigCopy() if self._holder is None else ConfigView(_EarlyConfig(self._holder))
+        def metadata() -> Mapping[str, Any]:
+            run = None if holder.session is None else holder.session.run
+            return run.metadata() if isinstance(run, NullRun) else holder.early.metadata(holder.known_id)
 
-    @property
-    def step(self) -> int:
-        return 0 if (session := self._session) is None else session.step
+        self.show_metadata(metadata, None)
 
     @property
     def summary(self) -> NullSummary:
-        session = self._session
-        return session.run.summary if session is not None and isinstance(session.run, NullRun) else super().summary
-
-    @summary.setter
-    def summary(self, summary: object) -> None:
-        """Accept and ignore."""
+        run = None if (session := self._session) is None else session.run
+        return run.summary if isinstance(run, NullRun) else super().summary
 
     def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
         if (session := self._session) is not None:
@@ -338,12 +331,6 @@ class NullExperiment(NullRun, OfLightning):
     @property
     def _session(self) -> Session | None:
         return None if self._holder is None else self._holder.session
-
-    def metadata(self) -> Mapping[str, Any]:
-        """Metadata of the run; before the session is open, what is known of it."""
-        if (session := self._session) is not None and isinstance(session.run, NullRun):
-            return session.run.metadata()
-        return super().metadata() if (holder := self._holder) is None else holder.early.metadata(holder.known_id)
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)

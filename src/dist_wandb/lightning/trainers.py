@@ -59,20 +59,6 @@ def trainer_of(module: nn.Module) -> Trainer | None:
     return None
 
 
-def _watches(trainer: Trainer, name: str) -> bool:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
-    watched = [getattr(watching, "monitor", None) for watching in (*callbacks, *trainer.lr_scheduler_configs)]
-    names = (name, f"{name}_epoch", f"{name}/dataloader_idx_")
-    return any(isinstance(one, str) and (one == name or one.startswith(names[1:])) for one in watched)
-
-
-def _all_reduce(trainer: Trainer) -> bool:
-    """Whether all loggers reduce numbers over ranks, or are meant to write each rank's."""
-    holders = map(holder_of, trainer.loggers)
-    sessions = [holder.session if holder is not None else None for holder in holders]
-    return all(one and (one.plan.run_mode == "new" or one.options.reductions is not None) for one in sessions)
-
-
 class _Cache(WarningCache):
     """Lightning's cache of the warnings that it has given; it also contains any advice that is not useful.
 
@@ -90,7 +76,17 @@ class _Cache(WarningCache):
         # scheduler watches it: those read the rank's own value, which Lightning keeps.
         name, trainers = str(ast.literal_eval(advice[1])), map(trainer_of, _modules)
         running = [trainer for trainer in trainers if trainer and trainer.state.status == "running"]
-        return bool(running) and all(_all_reduce(trainer) and not _watches(trainer, name) for trainer in running)
+        for trainer in running:
+            sessions = [holder.session if holder else None for holder in map(holder_of, trainer.loggers)]
+            # Do all loggers reduce numbers over ranks, or are they meant to write each rank's?
+            if not all(one and (one.plan.run_mode == "new" or one.options.reductions is not None) for one in sessions):
+                return False
+            callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
+            watched = [getattr(one, "monitor", None) for one in (*callbacks, *trainer.lr_scheduler_configs)]
+            starts = (f"{name}_epoch", f"{name}/dataloader_idx_")
+            if any(isinstance(one, str) and (one == name or one.startswith(starts)) for one in watched):
+                return False
+        return bool(running)
 
 
 def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, float | Tensor]:

@@ -191,18 +191,14 @@ def png_of(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
     if hasattr(image, "save"):
         return _saved(image)
     made = image if is_image(image) else make_image(image, **how)
-    path = _path_of(made)
+    held = getattr(made, "_path", None)
+    path = Path(held) if isinstance(held, str) else None
     try:
         is_png = path is not None and path.suffix == ".png" and path.is_file()
         return path.read_bytes() if path is not None and is_png else _saved(made.image)
     finally:
         if made is not image and path is not None:
             path.unlink(missing_ok=True)  # wandb keeps its files until the process ends, or a run takes them over
-
-
-def _path_of(image: object) -> Path | None:
-    path = getattr(image, "_path", None)
-    return Path(path) if isinstance(path, str) else None
 
 
 def _saved(picture: Any) -> bytes:

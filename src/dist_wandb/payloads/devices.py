@@ -52,10 +52,6 @@ class HostCopy:
         """Return whether the copy can be read without waiting; always true if its device has no events."""
         return self._has_arrived or self._event is None or has_passed(self._event)
 
-    def has_arrived(self) -> bool:
-        """Return whether the copy has arrived for certain; without events, only once `tensor` was called."""
-        return self._has_arrived or (self._event is not None and has_passed(self._event))
-
     def tensor(self) -> torch.Tensor:
         """Return the copy on the host. Waits for the device, so do not call it on the training thread."""
         if not self._has_arrived:
@@ -84,9 +80,6 @@ class LaterValue:
 
     def is_ready(self) -> bool:
         return all(copy.is_ready() for copy in self._copies)
-
-    def has_arrived(self) -> bool:
-        return all(copy.has_arrived() for copy in self._copies)
 
     def value(self) -> Any:
         """Return the value. Waits for the devices, like `HostCopy.tensor`."""

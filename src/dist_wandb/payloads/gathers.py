@@ -125,8 +125,8 @@ class Gathered:
         return all(copy.is_ready() for copy in self._under_way)
 
     def has_arrived(self) -> bool:
-        """Return whether that is certain."""
-        return all(copy.has_arrived() for copy in self._under_way)
+        """Return whether that is certain, because nothing of it was on a device."""
+        return not self._under_way
 
     def encoded(self) -> Encoded:
         """Return the encoded contribution of this rank; raise any error of encoding a value."""

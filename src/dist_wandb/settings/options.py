@@ -132,7 +132,15 @@ class Options:
         check_choice("run_mode", self.run_mode, RUN_MODES)
         check_choice("rank_scope", self.rank_scope, RANK_SCOPES)
         object.__setattr__(self, "unit", ranks_of(self.unit))
-        self._check_primary_rank()
+        rank = self.primary_rank
+        if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
+            raise ConfigurationError(f"primary_rank={rank!r} is not a rank. Give a global rank, or -1 for the last.")
+        for name, value in (("rank_scope", "worker"), ("system_metrics", "all-nodes")):
+            if rank not in (None, 0, -1) and getattr(self, name) == value:
+                raise ConfigurationError(
+                    f'primary_rank={rank} cannot be combined with {name}="{value}", which needs a rank of each node. '
+                    "Give 0, for the first rank of each, or -1, for the last one."
+                )
         object.__setattr__(self, "reduce", plain_reduce(self.reduce))  # they are published as JSON
         for selecting in ("spread", "per_rank"):
             object.__setattr__(self, selecting, plain_patterns(selecting, getattr(self, selecting)))
@@ -149,19 +157,6 @@ class Options:
             )
         if self.on_stall is not None and not callable(self.on_stall):
             raise ConfigurationError(f"on_stall={self.on_stall!r} cannot be called. Pass a function of one argument.")
-
-    def _check_primary_rank(self) -> None:
-        rank = self.primary_rank
-        if rank is None:
-            return
-        if not isinstance(rank, int) or isinstance(rank, bool):
-            raise ConfigurationError(f"primary_rank={rank!r} is not a rank. Give a global rank, or -1 for the last.")
-        for name, value in (("rank_scope", "worker"), ("system_metrics", "all-nodes")):
-            if rank not in (0, -1) and getattr(self, name) == value:
-                raise ConfigurationError(
-                    f'primary_rank={rank} cannot be combined with {name}="{value}", which needs a rank of each node. '
-                    "Give 0, for the first rank of each, or -1, for the last one."
-                )
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
