@@ -26,8 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from dist_wandb.accelerate.start import current_mesh
-from dist_wandb.accelerate.wrapping import Wrapped, tracker_of, wrap_accelerator
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.accelerate.wrapping import Wrapped, tracker_of
 from dist_wandb.session.sections import ForwardHook, StepTimings
 from dist_wandb.session.session import Session
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
-_REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
+REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
 
 
 class PreparedTimings:
@@ -127,17 +126,6 @@ class PreparedTimings:
             self.timings.enter("backward" if self._in_trainer else None)
 
 
-def wrap_timed(*, wrap: bool) -> None:
-    """Wrap the methods of `Accelerator` by which timings are measured, once, if methods may be wrapped (`wrap`)."""
-    if not wrap:
-        raise ConfigurationError(
-            "timings=True measures what Accelerator.prepare returns, and has to wrap it, but wrap=False was given (or "
-            "attach created the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or measure with "
-            "dist_wandb.get_run().timed."
-        )
-    wrap_accelerator(_TIMED, _REMEDY)
-
-
 def _prepare(original: Callable[..., Any], self: Accelerator, *args: Any, **kwargs: Any) -> Any:
     prepared = original(self, *args, **kwargs)
     tracker = tracker_of(self)
@@ -157,7 +145,7 @@ def _backward(original: Callable[..., None], self: Accelerator, *args: Any, **kw
         tracker.prepared.timings.enter(None)
 
 
-_TIMED: Wrapped = {
+TIMED: Wrapped = {
     "prepare": (("self", "args", "device_placement"), _prepare),
     "backward": (("self", "loss", "kwargs"), _backward),
 }

@@ -24,7 +24,7 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJoin
-from dist_wandb.accelerate.timings import PreparedTimings, wrap_timed
+from dist_wandb.accelerate.timings import REMEDY, TIMED, PreparedTimings
 from dist_wandb.accelerate.wrapping import (
     NAME,
     name_as_scripts_do,
@@ -138,8 +138,14 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         )
         if wrap:
             wrap_accelerator()
+        if timings and not wrap:
+            raise ConfigurationError(
+                "timings=True measures what Accelerator.prepare returns, and has to wrap it, but wrap=False was given "
+                "(or attach created the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or "
+                "measure with dist_wandb.get_run().timed."
+            )
         if timings:
-            wrap_timed(wrap=wrap)
+            wrap_accelerator(TIMED, REMEDY)
 
     @classmethod
     def attach(

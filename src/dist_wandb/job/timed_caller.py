@@ -99,9 +99,6 @@ class TimedCaller:
         self._returns = returns  # whether calls always return in time: then the end of the process waits for them
         self._stuck: _Call | None = None
 
-    def at_most(self, limit: float) -> TimedCaller:
-        return TimedCaller(limit, self._is_over)
-
     def call(self, function: Callable[[], _T]) -> _T:
         """Call a function; raise UnansweredError if it has timed out, or an abandoned call has not returned yet."""
         if self._stuck is not None and self._stuck.is_alive():
@@ -218,6 +215,5 @@ class BackgroundPoll(Generic[_T]):
         return self._result
 
     def restart(self) -> None:
-        """Discard the result, and poll again after a pause."""
         self._began, self._pause = time.monotonic(), self._first_pause
         self._result, self._next = None, self._began + self._pause

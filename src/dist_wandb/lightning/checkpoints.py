@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 KEY = "dist_wandb"
 _IS_OURS = "_dist_wandb_writes_base_ids"
 _SHARDED = "meta.pt"  # Lightning's file for everything but the parameters, in checkpoints that are directories
-
-MOST_BYTES = 64 * 2**20
-"""Bytes of a pickle, without the data of tensors: names and shapes of 100,000 tensors are about 20 MiB."""
-MOST_OPCODES = 5_000_000
-"""Opcodes in a pickle."""
+MOST_BYTES = 64 * 2**20  # of a pickle, without data of tensors: names and shapes of 100,000 tensors are about 20 MiB
+MOST_OPCODES = 5_000_000  # in a pickle
 _MOST_DIRECTORY = 16 * 2**20  # bytes of a zip's directory
 _PIECE = 2**20
 _PICKLE = "data.pkl"

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.launch import Launch
 from dist_wandb.lightning import name_spaces
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
-from dist_wandb.lightning.launching import is_spawning
+from dist_wandb.lightning.launching import is_spawning, known_topology
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
 from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
 from dist_wandb.lightning.trainers import epoch_reductions, epoch_weights, measure, remember, trainer_of
@@ -361,7 +362,10 @@ class DistWandbLogger(StockLogger):
 
     def __getstate__(self) -> dict[str, Any]:
         """Prepare for the processes of ddp_spawn: they return nothing to this one, so the ids are fixed here."""
-        if self._holder.may_hold_run_for_children:
+        # Is the run of this node's processes known before they exist?
+        node_rank, options = Launch.detect().node_rank, self._options
+        is_first = node_rank is None or (node_rank == 0 and options.rank_scope == "global")
+        if options.is_run_of_rank_0 and is_first:
             _ = self.experiment  # as in the stock logger: this process holds one run for all stages of the Trainer
         else:
             self._holder.prepare_spawn(self._experiment)
@@ -372,7 +376,8 @@ class DistWandbLogger(StockLogger):
 
     def _once_open(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function with the session; later, if that could open the wrong run before the ranks are known."""
-        if self._holder.may_open:
+        holder = self._holder  # once the ranks are known, or rank 0's run is the only one
+        if holder.options.is_run_of_rank_0 or holder.session is not None or known_topology() is not None:
             function(self, self._open(), *args)
         else:
             self._kept_calls.append((function, args))

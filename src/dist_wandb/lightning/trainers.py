@@ -22,6 +22,7 @@ import sys
 import weakref
 from collections.abc import Callable, Container
 from contextlib import suppress
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning_utilities.core.rank_zero import WarningCache
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from torch import Tensor, nn
 
+    from dist_wandb.session.sections import Part
     from dist_wandb.settings.reduction import Reduction
 
 _ADVICE = re.compile(r"It is recommended to use `self\.log\((.+), \.\.\., sync_dist=True\)`")
@@ -162,41 +164,30 @@ class StepTimer(OfLightning):
         self._is_due = False  # whether the forward pass of this batch has yet to begin
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Register for the forward passes of ddp."""
         if self._is_ddp:
             self._hook = pl_module.register_forward_pre_hook(ForwardHook(self._in_forward))
 
-    def on_train_epoch_start(self, *_: Any, **__: Any) -> None:
-        """Loading of the first batch begins."""
-        self._timings.enter("data")
+    def _enter(self, part: Part | None, *_: Any, **__: Any) -> None:
+        self._timings.enter(part)
 
-    on_train_batch_end = on_train_epoch_start  # the next batch is loaded, or the epoch ends
+    # Loading of the next batch begins, or the epoch ends. Work between two epochs and the validation are not measured.
+    on_train_epoch_start = on_train_batch_end = partialmethod(_enter, "data")
+    on_train_epoch_end = on_validation_start = partialmethod(_enter, None)
+    on_before_backward = partialmethod(_enter, "backward")
+    on_before_optimizer_step = partialmethod(_enter, "optimizer")
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
-        """The batch is loaded."""
         self._is_due = self._is_ddp
         self._timings.enter(None if self._is_ddp else "forward")
-
-    def on_before_backward(self, *_: Any, **__: Any) -> None:
-        self._timings.enter("backward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Gradients are reduced; in manual optimization other forward passes may follow."""
         self._timings.enter(None if pl_module.automatic_optimization else "forward")
 
-    def on_before_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._timings.enter("optimizer")
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Loading continues, if the validation ran between two batches."""
         if not trainer.sanity_checking:
             self._timings.enter("data")
-
-    def on_train_epoch_end(self, *_: Any, **__: Any) -> None:
-        """Work between two epochs is not measured, nor is the validation."""
-        self._timings.enter(None)
-
-    on_validation_start = on_train_epoch_end
 
     def on_train_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Remove the hook and this callback."""

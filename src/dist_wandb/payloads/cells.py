@@ -140,11 +140,6 @@ def _other(cell: Any, copies: Copies, *, is_inner: bool) -> Any:
     return copies.represented(cell) if type(plain) is type(cell) else copied_cell(plain, copies, is_inner=is_inner)
 
 
-def json_of(value: Any) -> Any:
-    """Return a JSON value for a cell of a type that JSON does not support."""
-    return value.isoformat() if isinstance(value, date) else plain_cell(value)
-
-
 def plain_cell(cell: Any) -> Any:
     if type(cell) in PLAIN:
         return cell

@@ -95,7 +95,6 @@ class Later(LaterValue):
         super().__init__(index, (copy,))
 
     def number(self) -> float:
-        """Return the number. Waits for the device, like `HostCopy.tensor`."""
         number: float = self._copies[0].numbers[self._value]
         return number
 

@@ -33,7 +33,6 @@ from dist_wandb.payloads.cells import (
     check_pillow,
     copied_cell,
     copied_picture,
-    json_of,
     named_arguments,
     natural,
     plain_cell,
@@ -287,12 +286,12 @@ def _gathered_images(images: Any, per_image: Mapping[str, Sequence[Any]], limit:
 
 
 def encoded_row(row: Sequence[Any], make_image: MakeImage) -> bytes:
-    """Encode a row for `decoded_row`."""
     found = [(index, cell) for index, cell in enumerate(row) if isinstance(cell, Picture)]
     dates = [index for index, cell in enumerate(row) if isinstance(cell, date)]
     cells = [None if isinstance(cell, Picture) else cell for cell in row]
     beside = [(index, picture.beside) for index, picture in found]
-    text = json.dumps([cells, beside, dates], default=json_of)
+    others = lambda value: value.isoformat() if isinstance(value, date) else plain_cell(value)  # noqa: E731
+    text = json.dumps([cells, beside, dates], default=others)
     return framed(text.encode(), *(png_of(picture.value, picture.pixels, make_image) for _, picture in found))
 
 

@@ -83,7 +83,6 @@ class Layout:
         return list(sums[1 : 2 * len(self.nodes) : 2].tolist())
 
     def neutral(self) -> Packed:
-        """Return the empty contribution of a rank that does not have the metric."""
         import torch
 
         sums = torch.zeros(self.sums, dtype=torch.float64, device="cpu")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.devices import on_host
+from dist_wandb.payloads.devices import as_tensor, on_host
 from dist_wandb.payloads.framing import memory
 
 if TYPE_CHECKING:
@@ -292,8 +292,6 @@ def _named(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.tolist()  # a number if the tensor has no dimensions
+    if (tensor := as_tensor(value)) is not None:
+        return tensor.tolist()  # a number if the tensor has no dimensions
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

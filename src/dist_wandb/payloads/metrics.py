@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.devices import event_after, has_passed, on_host, wait_for
+from dist_wandb.payloads.devices import as_tensor, event_after, has_passed, on_host, wait_for
 from dist_wandb.payloads.framing import decode, encode, pieces_of
 from dist_wandb.payloads.metric_merging import Layout, Merging, Node, Packed
 from dist_wandb.payloads.metric_states import (
@@ -98,7 +98,6 @@ class Snapshot:
         return not all(self._fits)
 
     def is_ready(self) -> bool:
-        """Return whether the states can be read without waiting for a device."""
         return all(mark is None or has_passed(mark) for mark in self._marks or ())
 
     def has_arrived(self) -> bool:
@@ -307,18 +306,14 @@ def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
 
 
 def _size_of(value: Any) -> int:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return _OF_TENSOR + value.nbytes
+    if (tensor := as_tensor(value)) is not None:
+        return _OF_TENSOR + tensor.nbytes
     return sum(map(_size_of, value)) if isinstance(value, (list, tuple)) else 0
 
 
 def _on_host(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return on_host(value)
+    if (tensor := as_tensor(value)) is not None:
+        return on_host(tensor)
     return type(value)(_on_host(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
