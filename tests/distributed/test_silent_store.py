@@ -58,7 +58,7 @@ def log(unit: Ranks, step: int) -> None:
 
 
 def job_store(store: dist.Store, timeout: float = 0.3) -> JobStore:
-    return JobStore(store, "test", Topology(0, 0, 0, 2, 2, 1), timeout)
+    return JobStore(store, "test/1", Topology(0, 0, 0, 2, 2, 1), timeout)
 
 
 @pytest.mark.parametrize("limits", [replace(SHORT, peer_timeout=40.0)])

@@ -29,7 +29,6 @@ from dist_wandb.accelerate.wrapping import (
     NAME,
     name_as_scripts_do,
     register,
-    store_given_configuration,
     tracker_of,
     wrap_accelerator,
 )
@@ -200,8 +199,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if config is not None:
             tracker.arguments.set_config(config)
         tracker.start()
-        if config is not None:
-            store_given_configuration(tracker, config)
+        if config is not None and tracker.session.plan.primary:
+            tracker.store_init_configuration(config)
         return tracker
 
     def start(self) -> None:

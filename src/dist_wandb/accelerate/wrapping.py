@@ -67,10 +67,9 @@ def register(tracker_class: type[DistWandbTracker]) -> None:
         tracking.LOGGER_TYPE_TO_CLASS[NAME] = tracker_class
     # `Accelerator` resolves `log_with` by this function. It is replaced by one that does the same for all other values.
     # In a version in which it differs, only that version's own means work.
-    original = getattr(accelerators, _FILTER, None)
-    if original is None or hasattr(original, _KNOWS):
-        return
-    if tuple(inspect.signature(original).parameters) == _KNOWN:
+    original: Any = getattr(accelerators, _FILTER, None)
+    is_new = original is not None and not hasattr(original, _KNOWS)
+    if is_new and tuple(inspect.signature(original).parameters) == _KNOWN:
         setattr(accelerators, _FILTER, _filter_trackers(original))
 
 
@@ -149,12 +148,6 @@ def name_as_scripts_do(tracker: DistWandbTracker, accelerator: Accelerator) -> N
         tracker.name = StandInName(NAME)
 
 
-def store_given_configuration(tracker: DistWandbTracker, values: Mapping[str, Any]) -> None:
-    """On a primary, write the values given on all ranks into the config."""
-    if tracker.session.plan.primary:
-        tracker.store_init_configuration(values)
-
-
 def _own_arguments(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """From arguments by tracker name, return those for our tracker, and those for wandb's if ours replaces it."""
     stock = (kwargs or {}).get(STOCK_NAME, {}) if stands_in(accelerator.log_with) else {}
@@ -182,7 +175,8 @@ def _init_trackers(
         tracker.start()  # Accelerate before 1.8 expects the constructor to do so
     elif tracker.wraps:
         tracker.start()
-        store_given_configuration(tracker, config or {})
+        if tracker.session.plan.primary:  # with the values given on all ranks
+            tracker.store_init_configuration(config or {})
     original(self, project_name, config, init_kwargs or {})
     others = [held for held in self.trackers if held is not tracker]
     if len(others) + 1 < len(self.trackers):  # a tracker that is started again is in the list twice

@@ -7,12 +7,12 @@ torch takes minutes to fail to connect to a store that is gone.
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Collection
-from contextlib import suppress
+import stat
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import RendezvousError
@@ -68,24 +68,34 @@ def connections_to(port: int) -> set[int]:
         return set()
     found = set[int]()
     for descriptor in descriptors:
-        with suppress(OSError), _borrowed(descriptor) as connection:
-            is_inet = connection.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
-            found |= {descriptor} if is_inet and connection.getpeername()[1] == port else set()
+        with _borrowed(descriptor) as connection, suppress(OSError):
+            if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+                found |= {descriptor} if connection.getpeername()[1] == port else set()
     return found
 
 
 def is_hung_up(descriptor: int) -> bool:
     """Return whether the other side is known to have closed a connection. Does not consume received data."""
+    with _borrowed(descriptor) as connection:
+        try:
+            return connection is not None and not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
+    """Yield a socket object for a descriptor; `None` if it is not a socket."""
+    connection = None
+    with suppress(OSError):
+        connection = socket.socket(fileno=descriptor) if stat.S_ISSOCK(os.fstat(descriptor).st_mode) else None
     try:
-        with _borrowed(descriptor) as connection:
-            return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except OSError as error:  # the descriptor may be something else by now
-        return error.errno not in (errno.EAGAIN, errno.EBADF, errno.ENOTSOCK)
-
-
-def _borrowed(descriptor: int) -> socket.socket:
-    """Return a socket object, to be closed, for a duplicate of a descriptor; if it is no socket, all calls raise."""
-    return socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM)
+        yield connection
+    finally:
+        if connection is not None:
+            connection.detach()
 
 
 def _is_loopback(address: str) -> bool:
