@@ -105,12 +105,12 @@ class LateJoin:
             self.session = None
             if not self._goes_on:
                 fall_behind(INTEGRATION)  # the main process may have opened the last one
-            self._poll.restart()
+            self._await_next()
         if self.session is None:
             try:
                 self._join(within)
             except RendezvousError:  # the job has ended and its store is gone, but the training may continue
-                self._poll.restart()
+                self._await_next()
         return self.session
 
     def wait(self, within: float) -> Session | None:
@@ -173,7 +173,7 @@ class LateJoin:
             self.log(*self.rows.popleft())
 
     def _await_next(self) -> None:
-        """Search for the session after the one that is open from now on."""
+        """Search anew: for the session after the one that is open from now on, if one is."""
         self._poll = BackgroundPoll(self._next, _PAUSE, lambda: PartialState().num_processes)
 
     def _next(self, within: float = 0.0) -> NextJob | Session | None:

@@ -247,10 +247,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     @cached_property
     def _stand_in(self) -> NullRun:
         """The run until this rank is started, if it may join late."""
-
-        def log_later(_log: Any, data: Mapping[str, Any], step: int | None = None, **arguments: Any) -> None:
-            self.log(data, step, **arguments)
-
+        log_later = lambda _, data, step=None, **arguments: self.log(data, step, **arguments)  # noqa: E731
         stand_in = NullRun()
         stand_in.show_config(ConfigView(ConfigOnceStarted(self.late_join)))
         for owner in (stand_in, sys.modules.get("wandb")):

@@ -213,7 +213,3 @@ class BackgroundPoll(Generic[_T]):
             self._pause = next_pause(self._pause, now - self._began, self._first_pause, self._ranks())
             self._result = call.result
         return self._result
-
-    def restart(self) -> None:
-        self._began, self._pause = time.monotonic(), self._first_pause
-        self._result, self._next = None, self._began + self._pause
