@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wandb import Api as Api
     from wandb import Artifact as Artifact
     from wandb import ArtifactTTL as ArtifactTTL
@@ -62,12 +64,9 @@ if TYPE_CHECKING:
 
     from dist_wandb.accelerate import DistWandbTracker as DistWandbTracker
     from dist_wandb.as_wandb import agent as agent
-    from dist_wandb.as_wandb import alert as alert
     from dist_wandb.as_wandb import finish as finish
     from dist_wandb.as_wandb import join as join
     from dist_wandb.as_wandb import log as log
-    from dist_wandb.as_wandb import mark_preempting as mark_preempting
-    from dist_wandb.as_wandb import pin_config_keys as pin_config_keys
     from dist_wandb.errors import (
         ConfigurationError,
         DistWandbError,
@@ -91,6 +90,9 @@ if TYPE_CHECKING:
     from dist_wandb.transformers import DistWandbCallback as DistWandbCallback
     from dist_wandb.wandb_files.runs import LocalRun, read_runs
 
+    alert: Callable[..., Any]
+    mark_preempting: Callable[..., Any]
+    pin_config_keys: Callable[..., Any]
     run: Session | None
     config: Any
     summary: Any

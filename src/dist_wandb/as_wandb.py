@@ -11,7 +11,7 @@ All other names that a script uses are wandb's own (`runs.run_metadata`), looked
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore
@@ -109,10 +109,7 @@ def restore(name: str, run_path: str | None = None, *args: Any, **kwargs: Any) -
     return session.restore(name, run_path, *args, **kwargs)
 
 
-_Acting: TypeAlias = Callable[..., Any]
-
-
-def _acting(name: str) -> _Acting:
+def _acting(name: str) -> Callable[..., Any]:
     """Return a function that acts on the current session as wandb's function of this name does on the current run."""
 
     def act(*args: Any, **kwargs: Any) -> Any:
@@ -125,18 +122,11 @@ def _acting(name: str) -> _Acting:
     return act
 
 
-alert: _Acting = _acting("alert")
-define_metric: _Acting = _acting("define_metric")
-link_model: _Acting = _acting("link_model")
-log_artifact: _Acting = _acting("log_artifact")
-log_model: _Acting = _acting("log_model")
-mark_preempting: _Acting = _acting("mark_preempting")
-pin_config_keys: _Acting = _acting("pin_config_keys")
-save: _Acting = _acting("save")
-unwatch: _Acting = _acting("unwatch")
-use_artifact: _Acting = _acting("use_artifact")
-use_model: _Acting = _acting("use_model")
-watch: _Acting = _acting("watch")
+for _name in (
+    *("alert", "define_metric", "link_model", "log_artifact", "log_model", "mark_preempting", "pin_config_keys"),
+    *("save", "unwatch", "use_artifact", "use_model", "watch"),
+):
+    globals()[_name] = _acting(_name)
 
 
 def agent(

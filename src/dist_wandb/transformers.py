@@ -78,11 +78,9 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
-            dimension of Accelerate's mesh.
+        unit: The ranks whose numbers belong together: a group, a mesh, ranks, or a dimension of Accelerate's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
-        stall_timeout: After how many seconds without a sign of any rank a message says where the ranks stand: `"auto"`
-            for at least 300, `None` for never.
+        stall_timeout: Seconds without a sign of any rank until a message says where they stand; `None` for never.
         on_stall: A function that is called with the same as data.
         timings: Whether to measure loading, forward pass, backward pass and update of each rank while the Trainer
             trains, and to name the rank that holds the others up. Meanwhile the loader, the model and the optimizer
@@ -158,7 +156,11 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
         """Open the session of this rank, and let the stock callback set up the run of the primary."""
         self.on_init_end(args, state, None)  # the callback may have been added to an existing Trainer
-        if args.process_index == 0 and "wandb" in [*args.report_to] and _is_beside_stock(self):
+        if (
+            args.process_index == 0
+            and "wandb" in [*args.report_to]
+            and any(type(other) is WandbCallback for one in _lists_with(self) for other in one)
+        ):
             self._notices.warn(
                 "both",
                 "the Trainer also reports to wandb (report_to): the stock callback writes the same names a second "
@@ -240,12 +242,9 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         axis = {_STEP_METRIC: state.global_step} if self._has_other_axis else {}
         session.log({**rewrite_logs(values), **axis}, state.global_step, commit=True)
 
-    def _is_open(self) -> bool:
-        return bool(self._initialized) and self._session in open_sessions()
-
     def _ready(self, args: Any, state: Any, model: Any, *, anew: bool = False, **kwargs: Any) -> Session:
         """Return the session of this rank. If a subclass overrides `setup`, with the run that it has opened, if any."""
-        if anew or not self._is_open():
+        if anew or not (self._initialized and self._session in open_sessions()):
             self.setup(args, state, model, **kwargs)
             self._set_up_for = args
         session = self._session
@@ -286,10 +285,6 @@ def _named(args: Any, state: Any, arguments: Mapping[str, Any]) -> dict[str, Any
 def _lists_with(callback: DistWandbCallback) -> list[list[Any]]:
     """Return the lists that hold this callback, among them that of its Trainer, which is not passed to callbacks."""
     return [one for one in gc.get_referrers(callback) if isinstance(one, list)]
-
-
-def _is_beside_stock(callback: DistWandbCallback) -> bool:
-    return any(type(other) is WandbCallback for one in _lists_with(callback) for other in one)
 
 
 def _precede_others(callback: DistWandbCallback) -> None:

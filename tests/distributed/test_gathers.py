@@ -32,7 +32,8 @@ class Looking(RecordingRun):
     def _seen(value: Any) -> Any:
         if not isinstance(value, list):
             return value
-        return [(cells.caption_of(image), image.image.getpixel((0, 0))) for image in value]
+        captions = [cells.copied_picture(image, {}, cells.Copies()).beside.get("caption") for image in value]
+        return [(caption, image.image.getpixel((0, 0))) for caption, image in zip(captions, value, strict=True)]
 
 
 def rows_of(rank: int, number: int) -> list[list[Any]]:

@@ -58,7 +58,7 @@ def log(unit: Ranks, step: int) -> None:
 
 
 def job_store(store: dist.Store, timeout: float = 0.3) -> JobStore:
-    return JobStore(store, "test", Topology(0, 0, 0, 2, 2, 1), timeout)
+    return JobStore(store, "test/1", Topology(0, 0, 0, 2, 2, 1), timeout)
 
 
 @pytest.mark.parametrize("limits", [replace(SHORT, peer_timeout=40.0)])
@@ -144,7 +144,7 @@ def test_a_store_whose_host_has_ended_is_not_used_again(capfd: pytest.CaptureFix
         part.publish("key", 1)
         assert part.try_get("key") == 1
     eventually(lambda: part.connection.descriptor is not None and is_hung_up(part.connection.descriptor))
-    for each in (part, asking, leftovers.keys_of_integration(asking), asking.below("other")):
+    for each in (part, asking, leftovers.place_of(asking)[0], asking.below("other")):
         with pytest.raises(RendezvousError, match="may have ended"):
             each.try_get("key")
     assert f":{wire.port})" not in capfd.readouterr().err

@@ -17,7 +17,7 @@ from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.payloads.framing import decode, encode, framed, unframed
-from dist_wandb.payloads.gathers import Gathered, decoded, gathered, merged_table
+from dist_wandb.payloads.gathers import Gathered, MergedTable, decoded, gathered, whole
 from dist_wandb.payloads.metric_merging import Layout
 from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.wandb_media import image
@@ -76,7 +76,9 @@ def _tables() -> list[bytes]:
 
 def _read_table(data: bytes) -> None:
     part = decoded("table", data)
-    columns, rows = merged_table([part, part._replace(rank=1), part._replace(columns=["other"], items=[[1]])])
+    merged = whole("table", [part, part._replace(rank=1), part._replace(columns=["other"], items=[[1]])])
+    assert isinstance(merged, MergedTable)
+    columns, rows = merged
     assert all(len(row) == len(columns) for row in rows)
 
 

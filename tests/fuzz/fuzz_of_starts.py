@@ -81,18 +81,17 @@ def _checkpoints() -> list[bytes]:
         "dist_wandb": {"0": "exp"},
     }
     made = []
-    for protocol, is_zip in ((2, True), (4, True), (2, False)):
+    for protocol in (2, 4):
         file = io.BytesIO()
-        torch.save(content, file, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
+        torch.save(content, file, pickle_protocol=protocol)
         made.append(file.getvalue())
-    return [*made, *(zipfile.ZipFile(io.BytesIO(data)).read("archive/data.pkl") for data in made[:2])]
+    return [*made, *(zipfile.ZipFile(io.BytesIO(data)).read("archive/data.pkl") for data in made)]
 
 
 def _read_checkpoint(data: bytes) -> None:
     """A plain pickle stands for a zip file that contains it, with a correct checksum."""
-    is_pickle = data[:1] == b"\x80" and not data.startswith(b"\x80\x02\x8a\x0a")  # the beginning of torch's older files
     file = io.BytesIO(data)
-    if is_pickle:
+    if data[:1] == b"\x80":
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("archive/data.pkl", data)

@@ -540,10 +540,6 @@ def simulated(world: World) -> Iterator[None]:
         world.use_store()
         return function()
 
-    def start(store_call: Any) -> None:
-        call(None, store_call.make)
-        store_call.end()
-
     class PrefixStore:
         def __new__(cls, prefix: str, store: Store) -> Store:  # type: ignore[misc]
             return store.below(prefix)
@@ -563,7 +559,6 @@ def simulated(world: World) -> Iterator[None]:
     replaced += [
         (timed_caller, "time", virtual_time),
         (timed_caller.TimedCaller, "call", call),
-        (timed_caller._Call, "start", start),
         (connection, "connections_to", lambda _: set()),  # the store has no sockets to search for
         (interface, "live", []),
         (gloo, "TimedCaller", functools.partial(_Connecting, world)),

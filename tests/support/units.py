@@ -215,18 +215,17 @@ class Stall:
         self.over = threading.Event()
 
     def number(self, *, asked: bool = False) -> Later:
-        """Return the number zero; if `asked`, one that also reports whether it has arrived."""
+        """Return the number zero; if `asked`, one that also reports whether it is ready."""
         copy = HostCopy([torch.zeros(())])
-        copy.numbers = self._wait  # type: ignore[method-assign]
+        copy.tensor = self._wait  # type: ignore[method-assign]
         if asked:
             copy.is_ready = self.over.is_set  # type: ignore[method-assign]
-            copy.has_arrived = self.over.is_set  # type: ignore[method-assign]
         return Later(copy, 0)
 
-    def _wait(self) -> list[float]:
+    def _wait(self) -> torch.Tensor:
         self.begun.set()
         self.over.wait(60)
-        return [0.0]
+        return torch.zeros(1)
 
 
 def live_exchanges() -> list[Exchange]:

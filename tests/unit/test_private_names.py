@@ -226,8 +226,9 @@ def test_a_run_can_be_written_by_a_wandb_process_of_its_own(tmp_path: Path) -> N
 def test_wandbs_images_expose_caption_overlays_and_file(tmp_path: Path) -> None:
     """Uses guarded private names of wandb. Without them, captions are lost and images are encoded twice."""
     image = wandb.Image(np.zeros((2, 2)), caption="x", boxes={"p": {"box_data": [], "class_labels": {0: "a"}}})
-    assert cells.caption_of(image) == "x"
-    assert cells.has_overlays(image)
+    copies = cells.Copies()
+    assert cells.copied_picture(image, {}, copies).beside == {"caption": "x"}
+    assert copies.replaced == {"boxes or masks"}
     path = tmp_path / "large.png"
     PIL.Image.new("L", (99, 99)).save(path, compress_level=0)
     assert cells.png_of(wandb.Image(str(path)), {}, wandb.Image) == path.read_bytes()

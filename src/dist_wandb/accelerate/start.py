@@ -29,7 +29,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.job.model import Leader, Topology
 from dist_wandb.job.timed_caller import BackgroundPoll, poll
 from dist_wandb.notices import users_line, warn
-from dist_wandb.payloads.devices import copied_tensor
+from dist_wandb.payloads.devices import as_tensor
 from dist_wandb.payloads.metrics import is_metric
 from dist_wandb.payloads.scalars import copied_row
 from dist_wandb.runs.requested import check_init_arguments, reinit
@@ -105,12 +105,12 @@ class LateJoin:
             self.session = None
             if not self._goes_on:
                 fall_behind(INTEGRATION)  # the main process may have opened the last one
-            self._poll.restart()
+            self._await_next()
         if self.session is None:
             try:
                 self._join(within)
             except RendezvousError:  # the job has ended and its store is gone, but the training may continue
-                self._poll.restart()
+                self._await_next()
         return self.session
 
     def wait(self, within: float) -> Session | None:
@@ -173,7 +173,7 @@ class LateJoin:
             self.log(*self.rows.popleft())
 
     def _await_next(self) -> None:
-        """Search for the session after the one that is open from now on."""
+        """Search anew: for the session after the one that is open from now on, if one is."""
         self._poll = BackgroundPoll(self._next, _PAUSE, lambda: PartialState().num_processes)
 
     def _next(self, within: float = 0.0) -> NextJob | Session | None:
@@ -229,14 +229,15 @@ class ConfigOnceStarted:
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     """Copy values that the user may change before they are logged. Waits for no device."""
-    return {name: _copied_value(name, value) for name, value in values.items()}
-
-
-def _copied_value(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping) and not is_metric(value):
-        return _copied(value)
-    copy = copied_tensor(value)  # a tensor stays one, because a weight has to
-    return copied_row({name: value}, PartialState().process_index)[name] if copy is value else copy
+    copies: dict[str, Any] = {}
+    for name, value in values.items():
+        if (tensor := as_tensor(value)) is not None:  # it stays one, because a weight has to
+            copies[name] = tensor.detach().clone()
+        elif isinstance(value, Mapping) and not is_metric(value):
+            copies[name] = _copied(value)
+        else:
+            copies.update(copied_row({name: value}, PartialState().process_index))
+    return copies
 
 
 class InitArguments:

@@ -26,8 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from dist_wandb.accelerate.start import current_mesh
-from dist_wandb.accelerate.wrapping import Wrapped, tracker_of, wrap_accelerator
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.accelerate.wrapping import Wrapped, tracker_of
 from dist_wandb.session.sections import ForwardHook, StepTimings
 from dist_wandb.session.session import Session
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
-_REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
+REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
 
 
 class PreparedTimings:
@@ -57,7 +56,11 @@ class PreparedTimings:
     @functools.cached_property
     def timings(self) -> StepTimings:
         """The measured parts of a step; created once Accelerate knows whether parameters are sharded."""
-        return StepTimings(self._session, is_sharded=_is_sharded())
+        # Whether they are gathered from other ranks in the forward pass and for the update.
+        mesh = current_mesh()
+        names = () if mesh is None else mesh.mesh_dim_names or ()
+        is_sharded = is_initialized() and AcceleratorState().distributed_type in _SHARDED
+        return StepTimings(self._session, is_sharded=is_sharded or bool(set(names) - {"dp_replicate"}))
 
     def measure(self, prepared: Iterable[Any]) -> None:
         """Measure the models, optimizers and loaders among some objects; each once, even if it is passed again."""
@@ -66,7 +69,14 @@ class PreparedTimings:
                 continue
             self._known.add(one)
             if isinstance(one, torch.nn.Module):
-                self._measure_model(one)
+                inner = one.module if isinstance(one, DistributedDataParallel) else one
+                if "torch._dynamo" in sys.modules and is_compiled_module(one):
+                    self.timings.waits_in("forward")  # it may contain ddp's module, which copies buffers first
+                self._models.add(inner)
+                self._hooks += [
+                    inner.register_forward_pre_hook(ForwardHook(self._in_forward)),
+                    inner.register_forward_hook(ForwardHook(self._after_forward_pass), always_call=True),
+                ]
             elif isinstance(one, torch.optim.Optimizer):
                 optimizer = getattr(one, "optimizer", one)
                 if isinstance(optimizer, torch.optim.Optimizer):  # DeepSpeed's is not; it updates in its backward pass
@@ -78,7 +88,7 @@ class PreparedTimings:
                 loader: Any = getattr(one, "base_dataloader", one)
                 self._loaders.add(loader)
                 # Accelerate's loaders look up `__iter__` on the object.
-                loader.__iter__ = functools.partial(_iterated, loader, self._begin_loading, self.timings)
+                loader.__iter__ = functools.partial(self._iterated, loader)
 
     def end(self) -> None:
         for hook in self._hooks:
@@ -91,20 +101,21 @@ class PreparedTimings:
         self._models.clear()
         self.timings.end()
 
-    def _begin_loading(self) -> None:
-        """A batch is requested. If all models are in evaluation mode, it does not belong to a training step."""
-        if self._in_trainer or not self._models or any(model.training for model in self._models):
-            self.timings.enter("data")
-
-    def _measure_model(self, model: torch.nn.Module) -> None:
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
-        if "torch._dynamo" in sys.modules and is_compiled_module(model):
-            self.timings.waits_in("forward")  # it may contain ddp's module, which copies buffers first
-        self._models.add(inner)
-        self._hooks += [
-            inner.register_forward_pre_hook(ForwardHook(self._in_forward)),
-            inner.register_forward_hook(ForwardHook(self._after_forward_pass), always_call=True),
-        ]
+    def _iterated(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of a loader, and measure the time from the request to the arrival of each."""
+        batches: Iterator[Any] | None = None
+        while True:
+            # If all models are in evaluation mode, the batch does not belong to a training step.
+            if self._in_trainer or not self._models or any(model.training for model in self._models):
+                self.timings.enter("data")
+            try:
+                batches = type(loader).__iter__(loader) if batches is None else batches
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self.timings.enter(None)
+            yield batch
 
     def _in_forward(self, _model: Any) -> None:
         if torch.is_grad_enabled():
@@ -113,41 +124,6 @@ class PreparedTimings:
     def _after_forward_pass(self, _model: Any) -> None:
         if torch.is_grad_enabled():
             self.timings.enter("backward" if self._in_trainer else None)
-
-
-def _is_sharded() -> bool:
-    """Whether parameters are gathered from other ranks in the forward pass and for the update."""
-    if not is_initialized():
-        return False
-    mesh = current_mesh()
-    names = () if mesh is None else mesh.mesh_dim_names or ()
-    return AcceleratorState().distributed_type in _SHARDED or bool(set(names) - {"dp_replicate"})
-
-
-def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> Iterator[Any]:
-    """Yield the batches of a loader, and measure the time from the request to the arrival of each."""
-    begin()
-    batches = type(loader).__iter__(loader)
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        finally:
-            timings.enter(None)
-        yield batch
-        begin()
-
-
-def wrap_timed(*, wrap: bool) -> None:
-    """Wrap the methods of `Accelerator` by which timings are measured, once, if methods may be wrapped (`wrap`)."""
-    if not wrap:
-        raise ConfigurationError(
-            "timings=True measures what Accelerator.prepare returns, and has to wrap it, but wrap=False was given (or "
-            "attach created the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or measure with "
-            "dist_wandb.get_run().timed."
-        )
-    wrap_accelerator(_TIMED, _REMEDY)
 
 
 def _prepare(original: Callable[..., Any], self: Accelerator, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +145,7 @@ def _backward(original: Callable[..., None], self: Accelerator, *args: Any, **kw
         tracker.prepared.timings.enter(None)
 
 
-_TIMED = (
-    Wrapped("prepare", ("self", "args", "device_placement"), _prepare),
-    Wrapped("backward", ("self", "loss", "kwargs"), _backward),
-)
+TIMED: Wrapped = {
+    "prepare": (("self", "args", "device_placement"), _prepare),
+    "backward": (("self", "loss", "kwargs"), _backward),
+}

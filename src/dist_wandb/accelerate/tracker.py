@@ -24,12 +24,11 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJoin
-from dist_wandb.accelerate.timings import PreparedTimings, wrap_timed
+from dist_wandb.accelerate.timings import REMEDY, TIMED, PreparedTimings
 from dist_wandb.accelerate.wrapping import (
     NAME,
     name_as_scripts_do,
     register,
-    store_given_configuration,
     tracker_of,
     wrap_accelerator,
 )
@@ -74,11 +73,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
-            dimension of the framework's mesh.
+        unit: The ranks whose numbers belong together: a group, a mesh, ranks, or a dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
-        stall_timeout: After how many seconds without a sign of any rank a message says where the ranks stand: `"auto"`
-            for at least 300, `None` for never.
+        stall_timeout: Seconds without a sign of any rank until a message says where they stand; `None` for never.
         on_stall: A function that is called with the same as data.
         timings: Whether to measure loading, forward pass, backward pass and update of each rank, and to name the rank
             that holds the others up. `Accelerator.prepare` and `backward` are wrapped for it, and the objects that
@@ -140,8 +137,14 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         )
         if wrap:
             wrap_accelerator()
+        if timings and not wrap:
+            raise ConfigurationError(
+                "timings=True measures what Accelerator.prepare returns, and has to wrap it, but wrap=False was given "
+                "(or attach created the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or "
+                "measure with dist_wandb.get_run().timed."
+            )
         if timings:
-            wrap_timed(wrap=wrap)
+            wrap_accelerator(TIMED, REMEDY)
 
     @classmethod
     def attach(
@@ -196,8 +199,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if config is not None:
             tracker.arguments.set_config(config)
         tracker.start()
-        if config is not None:
-            store_given_configuration(tracker, config)
+        if config is not None and tracker.session.plan.primary:
+            tracker.store_init_configuration(config)
         return tracker
 
     def start(self) -> None:
@@ -244,10 +247,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     @cached_property
     def _stand_in(self) -> NullRun:
         """The run until this rank is started, if it may join late."""
-
-        def log_later(_log: Any, data: Mapping[str, Any], step: int | None = None, **arguments: Any) -> None:
-            self.log(data, step, **arguments)
-
+        log_later = lambda _, data, step=None, **arguments: self.log(data, step, **arguments)  # noqa: E731
         stand_in = NullRun()
         stand_in.show(config=ConfigView(ConfigOnceStarted(self.late_join)))
         for owner in (stand_in, sys.modules.get("wandb")):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import accelerate
 from accelerate import Accelerator, tracking
@@ -67,10 +67,9 @@ def register(tracker_class: type[DistWandbTracker]) -> None:
         tracking.LOGGER_TYPE_TO_CLASS[NAME] = tracker_class
     # `Accelerator` resolves `log_with` by this function. It is replaced by one that does the same for all other values.
     # In a version in which it differs, only that version's own means work.
-    original = getattr(accelerators, _FILTER, None)
-    if original is None or hasattr(original, _KNOWS):
-        return
-    if tuple(inspect.signature(original).parameters) == _KNOWN:
+    original: Any = getattr(accelerators, _FILTER, None)
+    is_new = original is not None and not hasattr(original, _KNOWS)
+    if is_new and tuple(inspect.signature(original).parameters) == _KNOWN:
         setattr(accelerators, _FILTER, _filter_trackers(original))
 
 
@@ -149,12 +148,6 @@ def name_as_scripts_do(tracker: DistWandbTracker, accelerator: Accelerator) -> N
         tracker.name = StandInName(NAME)
 
 
-def store_given_configuration(tracker: DistWandbTracker, values: Mapping[str, Any]) -> None:
-    """On a primary, write the values given on all ranks into the config."""
-    if tracker.session.plan.primary:
-        tracker.store_init_configuration(values)
-
-
 def _own_arguments(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """From arguments by tracker name, return those for our tracker, and those for wandb's if ours replaces it."""
     stock = (kwargs or {}).get(STOCK_NAME, {}) if stands_in(accelerator.log_with) else {}
@@ -182,7 +175,8 @@ def _init_trackers(
         tracker.start()  # Accelerate before 1.8 expects the constructor to do so
     elif tracker.wraps:
         tracker.start()
-        store_given_configuration(tracker, config or {})
+        if tracker.session.plan.primary:  # with the values given on all ranks
+            tracker.store_init_configuration(config or {})
     original(self, project_name, config, init_kwargs or {})
     others = [held for held in self.trackers if held is not tracker]
     if len(others) + 1 < len(self.trackers):  # a tracker that is started again is in the list twice
@@ -223,43 +217,38 @@ def _end_training(original: Callable[..., None], self: Accelerator) -> None:
     original(self)
 
 
-class Wrapped(NamedTuple):
-    """A method of `Accelerator` to wrap: its name, its known parameters, and what is called instead.
-
-    That gets the original, which it calls, before the arguments of the call.
-    """
-
-    name: str
-    parameters: tuple[str, ...]
-    instead: Callable[..., Any]
-
-
-_WRAPPED = (
-    Wrapped("init_trackers", ("self", "project_name", "config", "init_kwargs"), _init_trackers),
-    Wrapped("log", ("self", "values", "step", "log_kwargs"), _log),
-    Wrapped("get_tracker", ("self", "name", "unwrap"), _get_tracker),
-    Wrapped("end_training", ("self",), _end_training),
-)
+# By name, methods of `Accelerator` to wrap: the known parameters, and what is called instead, with the original first.
+Wrapped: TypeAlias = "Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]]"
+_WRAPPED: Wrapped = {
+    "init_trackers": (("self", "project_name", "config", "init_kwargs"), _init_trackers),
+    "log": (("self", "values", "step", "log_kwargs"), _log),
+    "get_tracker": (("self", "name", "unwrap"), _get_tracker),
+    "end_training": (("self",), _end_training),
+}
 _REMEDY = (
     "wraps it to reach all ranks. Pass wrap=False and call DistWandbTracker.attach(accelerator) on every rank instead"
 )
 
 
 def wrap_accelerator(
-    methods: Sequence[Wrapped] = _WRAPPED,
+    methods: Wrapped = _WRAPPED,
     remedy: str = _REMEDY,  # why a method is wrapped, and what to do without wrapping; the end of the error's sentence
 ) -> None:
     """Wrap methods of `Accelerator`, each once; raise `UnsupportedVersionError` for unknown ones."""
-    left = [one for one in methods if not hasattr(getattr(Accelerator, one.name, None), _KNOWS)]
-    for name, known, _ in left:
-        found = _parameters(getattr(Accelerator, name, None))
+    left = [name for name in methods if not hasattr(getattr(Accelerator, name, None), _KNOWS)]
+    for name in left:
+        method, known = getattr(Accelerator, name, None), methods[name][0]
+        found: tuple[str, ...] = ()
+        if method is not None:  # of the decorated function, if Accelerate's decorator hides the parameters
+            decorated = inspect.getclosurevars(method).nonlocals.get("function", method)
+            found = tuple(inspect.signature(decorated).parameters)
         if found != known:
             raise UnsupportedVersionError(
                 f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters {found}, but "
                 f"DistWandbTracker knows it with {known}, and {remedy}."
             )
-    for name, _, instead in left:
-        setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), instead))
+    for name in left:
+        setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), methods[name][1]))
 
 
 def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
@@ -269,11 +258,3 @@ def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Call
 
     setattr(method, _KNOWS, True)
     return method
-
-
-def _parameters(method: Callable[..., Any] | None) -> tuple[str, ...]:
-    """Names of a method's parameters; of the decorated function, if Accelerate's decorator hides them."""
-    if method is None:
-        return ()
-    decorated = inspect.getclosurevars(method).nonlocals.get("function", method)
-    return tuple(inspect.signature(decorated).parameters)

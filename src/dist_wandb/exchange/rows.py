@@ -69,8 +69,9 @@ class Contribution(NamedTuple):
         )
 
     def has_arrived(self) -> bool:
-        """Return whether that is certain: then the training thread may write it."""
-        return all(value.has_arrived() for value in self.metrics.values() if isinstance(value, _LATER))
+        """Return whether that is certain, without values on a device: then the training thread may write it."""
+        later = [value for value in self.metrics.values() if isinstance(value, _LATER)]
+        return all(isinstance(value, ATTACHED) and value.has_arrived() for value in later)
 
 
 class RowWriter(Protocol):

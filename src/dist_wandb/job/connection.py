@@ -102,41 +102,40 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-class _State:
-    """What all connections of a session to the job's store share."""
-
-    gone: RuntimeError | None = None  # shows that the store's host has ended
-
-
 class StoreConnection:
     """One rank's connection to the job's store. Without a `caller`, calls get the timeout for ranks, at least 2 s."""
 
     def __init__(
-        self, store: Store, rank: int, timeout: float, caller: TimedCaller | None = None, state: _State | None = None
+        self,
+        store: Store,
+        rank: int,
+        timeout: float,
+        caller: TimedCaller | None = None,
+        gone: list[RuntimeError] | None = None,
     ) -> None:
         self.root = store
         self.descriptor: int | None = None  # of the socket, if this is a duplicate with a connection of its own
         self._rank = rank
         self._timeout = timeout  # for other ranks, in seconds
         self._caller = caller or TimedCaller(max(timeout, _LEAST_PATIENCE))
-        self._quick_caller = self._caller.at_most(_QUICK_TIMEOUT)
-        self._state = state or _State()
+        self._quick_caller = TimedCaller(_QUICK_TIMEOUT)
+        self._gone = [] if gone is None else gone  # what shows that the store's host has ended, for all connections
 
     def call(self, use_store: Callable[[], _T], *, soon: bool = False) -> _T:
         """Call the store; raise RendezvousError if it is gone or slow; if `soon`, UnansweredError after a second."""
         import torch.distributed as dist
 
         try:
-            if self._state.gone is None and self.descriptor is not None and is_hung_up(self.descriptor):
-                self._state.gone = RuntimeError("it has closed the connection")
-            if self._state.gone is not None:  # it never returns, and torch would write a stack trace each time
-                raise self._state.gone
+            if not self._gone and self.descriptor is not None and is_hung_up(self.descriptor):
+                self._gone.append(RuntimeError("it has closed the connection"))
+            if self._gone:  # it never returns, and torch would write a stack trace each time
+                raise self._gone[0]
             return (self._quick_caller if soon else self._caller).call(use_store)
         except (RuntimeError, UnansweredError) as error:  # torch's DistError family, and errors of older versions
             if soon and isinstance(error, UnansweredError):
                 raise
             if isinstance(error, dist.DistNetworkError):
-                self._state.gone = error
+                self._gone.append(error)
             raise RendezvousError(
                 f"Rank {self._rank} cannot reach the store of the job: {error}. Its host, rank 0 or "
                 "torchrun's agent, may have ended, or the network is cut off."
@@ -155,7 +154,7 @@ class StoreConnection:
             before = connections_to(port)
             store = self.call(clone)
             new = connections_to(port) - before
-        duplicate = StoreConnection(store, self._rank, self._timeout, caller, self._state)
+        duplicate = StoreConnection(store, self._rank, self._timeout, caller, self._gone)
         if len(new) == 1:  # otherwise another thread has connected at the same time
             (duplicate.descriptor,) = new
         return duplicate

@@ -66,27 +66,24 @@ def _publish_layout(job_store: JobStore, names: Sequence[str]) -> list[list[int]
 def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
     """Find out why the layout is missing. An elected rank does this for all; if it is gone, each rank does."""
     rank, world_size = job_store.topology.global_rank, job_store.topology.world_size
+    missing: list[int] | None = None
     if job_store.claim(f"{_LAYOUT}/elected", rank) != rank:
         within = interval(_TERM, world_size)
-        missing = poll(lambda: job_store.try_get(_MISSING), within, LONGEST_PAUSE, world_size)
+        spans = poll(lambda: job_store.try_get(_MISSING), within, LONGEST_PAUSE, world_size)
         if (layout := job_store.try_get(_LAYOUT)) is not None:
             found: list[list[int]] = layout
             return found
-        if missing is not None:
-            raise _without(job_store, numbers_in(missing))
-    names = nodes.try_get_all(0.0)
-    if names is not None:  # the last rank has not published the layout yet
-        return _publish_layout(job_store, names)
-    job_store.publish(_MISSING, spans_of(nodes.missing()))
-    raise _without(job_store, nodes.missing())
-
-
-def _without(job_store: JobStore, missing: list[int]) -> RendezvousError:
-    topology = job_store.topology
-    return RendezvousError(
-        f"Rank {topology.global_rank} waited {job_store.timeout:g} s for the {_NODE!r} of {named(missing)} of "
-        f"{topology.world_size}, without which the layout of ranks over nodes is unknown. Open the run on all ranks, "
-        "without a rank guard around it, or raise join_timeout."
+        missing = None if spans is None else numbers_in(spans)
+    if missing is None:
+        names = nodes.try_get_all(0.0)
+        if names is not None:  # the last rank has not published the layout yet
+            return _publish_layout(job_store, names)
+        missing = nodes.missing()
+        job_store.publish(_MISSING, spans_of(missing))
+    raise RendezvousError(
+        f"Rank {rank} waited {job_store.timeout:g} s for the {_NODE!r} of {named(missing)} of {world_size}, without "
+        "which the layout of ranks over nodes is unknown. Open the run on all ranks, without a rank guard around it, "
+        "or raise join_timeout."
     )
 
 

@@ -53,7 +53,7 @@ class JobStore:
         self.timeout = timeout
         self.connection: StoreConnection = connection or StoreConnection(store, topology.global_rank, timeout)
         self.own_keys: set[str] = set()  # those that this rank has set, also through `beside` and `below`
-        self._whole: JobStore | None = None
+        self._within = ""  # prefix of keys in that set: the namespaces of this part of a store
         self._store = dist.PrefixStore(namespace, store)
 
     @classmethod
@@ -63,8 +63,14 @@ class JobStore:
         Keys are of this attempt of the launcher, or of all attempts (`lasting`). Raises RendezvousError if torchrun's
         store does not answer. So do all other methods if the store does not; see `StoreConnection.call`.
         """
-        launch = Launch.detect()
-        store = _store_of_process_group() or _store_of_agent(launch, topology, timeout)
+        import torch.distributed as dist
+
+        launch, store = Launch.detect(), None
+        if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
+            store = dist.group.WORLD.get_group_store()
+            while isinstance(store, dist.PrefixStore):  # unwrap to torchrun's store, which ranks without a group use
+                store = store.underlying_store
+        store = store or _store_of_agent(launch, topology, timeout)
         if store is None:
             return None
         attempt = "all" if lasting else launch.attempt
@@ -93,15 +99,12 @@ class JobStore:
 
     def _part(self, store: Store, namespace: str, connection: StoreConnection) -> JobStore:
         part = JobStore(store, namespace, self.topology, self.timeout, connection)
-        part._whole = self
+        part.own_keys, part._within = self.own_keys, f"{self._within}{namespace}/"
         return part
 
     def record_key(self, key: str) -> None:
         """Add a key to `own_keys` that this rank, or its process group, sets."""
-        if self._whole is None:
-            self.own_keys.add(key)
-        else:
-            self._whole.record_key(f"{self.namespace}/{key}")
+        self.own_keys.add(f"{self._within}{key}")
 
     def count(self, key: str) -> int:
         """Increment a counter that all ranks share; return its new value."""
@@ -234,17 +237,6 @@ def not_of_a_rank(what: str, message: object, topology: Topology) -> RendezvousE
         f"Rank {topology.global_rank} found {repr(message)[:100]} in the job's store as {what}, which no rank has "
         "written. Install the same version of dist_wandb on all ranks, and let nothing else write to the store."
     )
-
-
-def _store_of_process_group() -> Store | None:
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or dist.group.WORLD is None:
-        return None
-    store = dist.group.WORLD.get_group_store()
-    while isinstance(store, dist.PrefixStore):  # unwrap to torchrun's store, which ranks without a group use
-        store = store.underlying_store
-    return store
 
 
 def _stored(store: Store, key: str) -> bytes | None:

@@ -51,8 +51,7 @@ class Launch:
     is_lightning_child: bool  # whether Lightning has started this script again for another rank of the first node
 
     @classmethod
-    def detect(cls, environ: Environ | None = None) -> Launch:
-        environ = os.environ if environ is None else environ
+    def detect(cls, environ: Environ = os.environ) -> Launch:
         node_rank = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in environ), None)
         has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "MASTER_ADDR" in environ
         # torchrun's agent uses a new random directory for the error files of its workers
@@ -71,7 +70,7 @@ class Launch:
         )
 
 
-def job_name(topology: Topology, environ: Environ | None = None) -> str | None:
+def job_name(topology: Topology, environ: Environ = os.environ) -> str | None:
     """Return the launcher's name for the job, equal on all ranks and unique to the job; `None` if there is none.
 
     SLURM restarts a job under the same name. TORCHELASTIC_RUN_ID is not suitable: it is "none", or chosen by the user,
@@ -79,7 +78,6 @@ def job_name(topology: Topology, environ: Environ | None = None) -> str | None:
     Open MPI 4 has only 65536 of them, but it also gives each job a random key. A SLURM step with other ranks than
     `topology` belongs to another job, or to the shell that has started this one, and perhaps many more.
     """
-    environ = os.environ if environ is None else environ
     namespace, key = environ.get("PMIX_NAMESPACE", ""), environ.get("OMPI_MCA_orte_precondition_transports", "")
     if namespace and not namespace.startswith("slurm.") and (key or not namespace.isdigit()):
         return "-".join(filter(None, ("pmix", namespace, key)))
@@ -90,13 +88,12 @@ def job_name(topology: Topology, environ: Environ | None = None) -> str | None:
     return None
 
 
-def node_identity(environ: Environ | None = None) -> str:
+def node_identity(environ: Environ = os.environ) -> str:
     """Return a name of this node that is equal for all its processes and differs between nodes.
 
     The host name is not sufficient: containers share names, and two nodes of a test may share a host. So the name
     includes the kernel's boot id and the launcher's node rank.
     """
-    environ = os.environ if environ is None else environ
     node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))  # like Lightning's environment
     boot_id = ""
     with suppress(OSError):  # not Linux
@@ -155,8 +152,7 @@ class DetectedLauncher:
         return ", ".join(f"{name}={value}" for name, value in self.variables.items())
 
 
-def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]:
-    environ = os.environ if environ is None else environ
+def detected_launchers(environ: Environ = os.environ) -> list[DetectedLauncher]:
     found: list[DetectedLauncher] = []
     used: tuple[Launcher, Readings] | None = None
     with suppress(TopologyError):

@@ -39,13 +39,6 @@ class Readings:
         """Unknown fields that a process needs to know its rank."""
         return sorted({"global_rank", "world_size"} - self.values.keys())
 
-    def complete_on_first_node(self) -> bool:
-        """Use the local rank as global rank on the first node, for Lightning's processes; return whether that works."""
-        is_clear = {"world_size", "local_rank"} <= self.values.keys() and self.values.get("node_rank") == 0
-        if is_clear and self.missing:
-            self.add("global_rank", self.values["local_rank"], self.sources["local_rank"])
-        return is_clear
-
     def agrees_with(self, other: Readings) -> bool:
         """Return whether both give the same ranks; otherwise one of them is stale, or from another launcher."""
         shared = self.values.keys() & other.values.keys()
@@ -77,9 +70,21 @@ class _Torchrun(Launcher):
 
     def read(self, environ: Environ) -> Readings:
         readings = super().read(environ)
-        if readings.values.get("local_rank") == 0 and readings.values.get("local_world_size", 1) > 1:
-            local_rank = _local_rank_by_position(readings.values, environ)
+        values = readings.values
+        if values.get("local_rank") == 0 and values.get("local_world_size", 1) > 1:
             del readings.values["local_rank"], readings.sources["local_rank"]
+            local_rank: int | None = 0
+            rank, world, local_world = (*map(values.get, ("global_rank", "world_size")), values["local_world_size"])
+            node, nodes = values.get("node_rank"), values.get("num_nodes")
+            # torchrun numbers processes node by node, so the ranks of the first and the last node are certain. On
+            # others, `--virtual-local-rank` leaves a single visible device; only then the local rank is unknown.
+            if rank is not None and world is not None and node is not None:
+                if node == 0:
+                    local_rank = rank
+                elif nodes is not None and node == nodes - 1:
+                    local_rank = rank - (world - local_world)
+                elif re.fullmatch(r"[^,]+", environ.get("CUDA_VISIBLE_DEVICES", "")):
+                    local_rank = None
             if local_rank is not None:
                 readings.add("local_rank", local_rank, "RANK and LOCAL_WORLD_SIZE (torchrun)")
         return readings
@@ -100,7 +105,12 @@ class _Slurm(Launcher):
         readings = super().read(environ)
         for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
             if variable in environ:
-                tasks = _tasks_per_node(variable, environ[variable])
+                tasks, text = list[int](), environ[variable]
+                for part in text.split(","):  # "4(x2),3" is 4, 4, 3
+                    match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part.strip())
+                    if match is None or len(tasks) + int(match[2] or 1) > _MOST_NODES:
+                        raise TopologyError(f"{variable}={text[:_SHOWN]!r} is not of SLURM's form '4(x2),3'. {HINT}")
+                    tasks += [int(match[1])] * int(match[2] or 1)
                 readings.add("num_nodes", len(tasks), f"{variable} (SLURM)")
                 node = readings.values.get("node_rank")
                 if node is not None and node < len(tasks):
@@ -184,7 +194,11 @@ def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
             readings = launcher.read(environ)
             if readings.values == {"world_size": 1}:  # also true of a process without a launcher
                 continue
-            if not readings.missing or readings.complete_on_first_node():
+            values = readings.values
+            if readings.missing and {"world_size", "local_rank"} <= values.keys() and values.get("node_rank") == 0:
+                # Lightning's processes: on the first node, the local rank is the global rank.
+                readings.add("global_rank", values["local_rank"], readings.sources["local_rank"])
+            if not readings.missing:
                 return launcher, readings
             incomplete = readings
             continue
@@ -227,31 +241,3 @@ def integer(variable: str, text: str) -> int:
             f"{variable}={text[:_SHOWN]!r} in the environment is not a whole number, so this process's rank is "
             f"unknown. {HINT}"
         ) from None
-
-
-def _local_rank_by_position(values: Mapping[str, int], environ: Environ) -> int | None:
-    """Return the local rank of a torchrun process with LOCAL_RANK=0, from the order of global ranks; `None` if unknown.
-
-    torchrun numbers processes node by node, so the ranks of the first and the last node are certain. On other nodes,
-    ``--virtual-local-rank`` leaves a single visible device, and only then is the local rank unknown.
-    """
-    rank, world, local_world = values.get("global_rank"), values.get("world_size"), values["local_world_size"]
-    node, nodes = values.get("node_rank"), values.get("num_nodes")
-    if rank is None or world is None or node is None:
-        return 0
-    if node == 0:
-        return rank
-    if nodes is not None and node == nodes - 1:
-        return rank - (world - local_world)
-    return None if re.fullmatch(r"[^,]+", environ.get("CUDA_VISIBLE_DEVICES", "")) else 0
-
-
-def _tasks_per_node(variable: str, text: str) -> list[int]:
-    """Expand SLURM's ``4(x2),3`` to ``[4, 4, 3]``."""
-    tasks: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part.strip())
-        if match is None or len(tasks) + int(match[2] or 1) > _MOST_NODES:
-            raise TopologyError(f"{variable}={text[:_SHOWN]!r} is not of SLURM's form '4(x2),3'. {HINT}")
-        tasks += [int(match[1])] * int(match[2] or 1)
-    return tasks

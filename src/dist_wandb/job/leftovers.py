@@ -63,7 +63,7 @@ def clear_away(job_store: JobStore, world_size: int) -> None:
             if (_keys_at(job_store, last.namespace).try_get(_LEFT) or 0) < world_size or last not in _leftovers:
                 continue
             for former in [known for known in _leftovers[: _leftovers.index(last) + 1] if known.is_counted]:
-                if _integration_of(former.namespace) == _integration_of(last.namespace):
+                if former.namespace.rpartition("/")[0] == last.namespace.rpartition("/")[0]:  # of one integration
                     _leftovers.remove(former)
                     keys = _keys_at(job_store, former.namespace)
                     keys.delete(former.keys)
@@ -73,33 +73,28 @@ def clear_away(job_store: JobStore, world_size: int) -> None:
 
 def publish_over(job_store: JobStore) -> None:
     """Publish on the coordinator that a session has ended, so that a late rank does not join it."""
-    number, over = _number_of(job_store), keys_of_integration(job_store)
-    over.publish(_OVER, spans_of([*numbers_in(over.try_get(_OVER) or ()), number]))
+    of_integration, number = place_of(job_store)
+    of_integration.publish(_OVER, spans_of([*numbers_in(of_integration.try_get(_OVER) or ()), number]))
 
 
 def is_over(job_store: JobStore) -> bool:
-    ended = keys_of_integration(job_store).try_get(_OVER) or ()
-    return any(first <= _number_of(job_store) <= last for first, last in ended)
+    of_integration, number = place_of(job_store)
+    return any(first <= number <= last for first, last in of_integration.try_get(_OVER) or ())
 
 
 def former(job_store: JobStore) -> JobStore | None:
     """Return the keys of the session before this one, if the coordinator has not ended it."""
-    keys = _keys_at(job_store, f"{_integration_of(job_store.namespace)}/{_number_of(job_store) - 1}")
-    return None if _number_of(job_store) == 1 or is_over(keys) else keys
+    of_integration, number = place_of(job_store)
+    keys = _keys_at(job_store, f"{of_integration.namespace}/{number - 1}")
+    return None if number == 1 or is_over(keys) else keys
 
 
-def keys_of_integration(job_store: JobStore) -> JobStore:
-    return _keys_at(job_store, _integration_of(job_store.namespace))
+def place_of(job_store: JobStore) -> tuple[JobStore, int]:
+    """Return the keys of a session's integration, and the session's number in it."""
+    namespace, _, number = job_store.namespace.rpartition("/")
+    return _keys_at(job_store, namespace), int(number)
 
 
 def _keys_at(job_store: JobStore, namespace: str) -> JobStore:
     connection = job_store.connection
     return JobStore(connection.root, namespace, job_store.topology, job_store.timeout, connection)
-
-
-def _integration_of(namespace: str) -> str:
-    return namespace.rpartition("/")[0]
-
-
-def _number_of(job_store: JobStore) -> int:
-    return int(job_store.namespace.rpartition("/")[2])

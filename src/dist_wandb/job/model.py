@@ -55,7 +55,13 @@ class Topology:
     primary_rank: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in _implied(self).items():
+        # Fields that follow from others: for one process, all processes on one node, or one process per node.
+        rank, size, implied = self.global_rank, self.world_size, dict[str, int]()
+        if 1 in (size, self.num_nodes) or self.local_world_size == size:
+            implied = {"local_rank": rank, "node_rank": 0, "local_world_size": size, "num_nodes": 1}
+        elif self.num_nodes == size:
+            implied = {"local_rank": 0, "node_rank": rank, "local_world_size": 1}
+        for name, value in implied.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         _check(self)
@@ -182,18 +188,6 @@ class Topology:
 
 _FIELDS = tuple(f.name for f in fields(Topology) if f.name not in ("sources", "leader", "primary_rank"))
 _LAYOUT_FIELDS = ("local_rank", "node_rank", "local_world_size", "num_nodes")
-
-
-def _implied(topology: Topology) -> dict[str, int]:
-    """Return fields that follow from others: for one process, all processes on one node, or one process per node."""
-    rank, size = topology.global_rank, topology.world_size
-    if size == 1:
-        return {"local_rank": 0, "node_rank": 0, "local_world_size": 1, "num_nodes": 1}
-    if topology.num_nodes == 1 or topology.local_world_size == size:
-        return {"local_rank": rank, "node_rank": 0, "local_world_size": size, "num_nodes": 1}
-    if topology.num_nodes == size:
-        return {"local_rank": 0, "node_rank": rank, "local_world_size": 1}
-    return {}
 
 
 def _check(topology: Topology) -> None:

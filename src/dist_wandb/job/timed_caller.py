@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from dist_wandb.errors import RendezvousError
@@ -33,7 +31,6 @@ _T = TypeVar("_T")
 _log = logging.getLogger("dist_wandb")
 _SLICE = 0.1  # seconds between two checks whether to stop waiting
 STORE_PATIENCE = 2.0  # default timeout of the job's store, in seconds
-_KEPT = 5.0  # seconds that an idle thread waits for another call
 _LAST = 0.5  # seconds that a call gets once waiting is stopped, because last messages are sent then
 _FIRST_PAUSE = 0.001  # seconds between the first two calls
 _SHARE = 0.1  # long pauses, as a share of the time waited so far
@@ -47,6 +44,52 @@ class UnansweredError(Exception):
     """A call has timed out. It continues in a thread, and its result is ignored."""
 
 
+class _Call(threading.Thread):
+    """One call on a thread of its own. Times are those of the monotonic clock."""
+
+    def __init__(self, function: Callable[[], Any], *, given_up_by: float = math.inf, returns_by: float = 0.0) -> None:
+        super().__init__(name="dist_wandb-call", daemon=True)
+        self.given_up_by = given_up_by
+        self.returns_by = returns_by  # when it has returned for certain; 0 if unknown
+        self._function = function
+        self.result: Any = None
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Start the call; raise RuntimeError if the interpreter shuts down, when some versions start no threads."""
+        if sys.is_finalizing():
+            raise RuntimeError("the interpreter shuts down")
+        super().start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._function()
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            self.failure = error
+
+    def ends_within(self, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Return whether the call ends within some seconds, or soon after `is_over` returns true."""
+        has_to_end = False
+        while True:
+            if not has_to_end and is_over():
+                has_to_end, within = True, min(within, _LAST)
+            self.join(min(_SLICE, within))
+            if not self.is_alive():
+                return True
+            within -= _SLICE  # even if this process was suspended for longer
+            if within <= 0:
+                return False
+
+
+def settle(within: float) -> None:
+    """Wait at the end of the process for abandoned calls and for those that end in time, up to `within` seconds."""
+    deadline = time.monotonic() + within
+    for call in threading.enumerate():
+        if isinstance(call, _Call):
+            with suppress(RuntimeError):  # another thread is about to start it
+                call.join(max(0.0, max(deadline, call.returns_by) - time.monotonic()))
+
+
 class TimedCaller:
     """Makes calls on other threads, and abandons them after a timeout; refuses others until those have returned."""
 
@@ -56,41 +99,25 @@ class TimedCaller:
         self._returns = returns  # whether calls always return in time: then the end of the process waits for them
         self._stuck: _Call | None = None
 
-    def at_most(self, limit: float) -> TimedCaller:
-        return TimedCaller(limit, self._is_over)
-
     def call(self, function: Callable[[], _T]) -> _T:
         """Call a function; raise UnansweredError if it has timed out, or an abandoned call has not returned yet."""
-        if self._stuck is not None and self._stuck.is_under_way:
+        if self._stuck is not None and self._stuck.is_alive():
             raise UnansweredError("it has stopped answering")
-        began, outer = time.monotonic(), getattr(_of_thread, "call", None)
+        began, outer = time.monotonic(), threading.current_thread()
         ends_by = began + self._limit
-        if outer is not None and outer.given_up_by <= ends_by:
+        if isinstance(outer, _Call) and outer.given_up_by <= ends_by:
             return function()  # the outer call is abandoned first, so this one does not need another thread
         call = _Call(function, given_up_by=ends_by, returns_by=ends_by if self._returns else 0.0)
         try:
             call.start()
-        except RuntimeError:  # the interpreter shuts down, and some versions start no threads then
+        except RuntimeError:
             return function()
-        if not ends_within(call, self._limit, self._is_over):
+        if not call.ends_within(self._limit, self._is_over):
             self._stuck = call
             raise UnansweredError(f"it has not answered for {time.monotonic() - began:.1f} s")
         if call.failure is not None:
             raise call.failure
         return call.result  # type: ignore[no-any-return]  # what the function returns
-
-
-def ends_within(call: _Call, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """Return whether a started call ends within some seconds, or soon after `is_over` returns true."""
-    has_to_end = False
-    while True:
-        if not has_to_end and is_over():
-            has_to_end, within = True, min(within, _LAST)
-        if call.wait(min(_SLICE, within)):
-            return True
-        within -= _SLICE  # even if this process was suspended for longer
-        if within <= 0:
-            return False
 
 
 def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
@@ -173,124 +200,16 @@ class BackgroundPoll(Generic[_T]):
         Waits for the current call up to `within` seconds, but only once for each call.
         """
         if self._result is None and self._call is None and time.monotonic() >= self._next:
-            self._begin()
+            new = _Call(self._query)
+            with suppress(RuntimeError):
+                new.start()
+                self._call = new
         call = self._call
         if call is not None and within and not self._has_waited:
-            self._has_waited = not ends_within(call, within)
-        if call is not None and not call.is_under_way:
+            self._has_waited = not call.ends_within(within)
+        if call is not None and not call.is_alive():
             now = time.monotonic()
             self._call, self._has_waited, self._next = None, False, now + self._pause
             self._pause = next_pause(self._pause, now - self._began, self._first_pause, self._ranks())
             self._result = call.result
         return self._result
-
-    def restart(self) -> None:
-        """Discard the result, and poll again after a pause."""
-        self._began, self._pause = time.monotonic(), self._first_pause
-        self._result, self._next = None, self._began + self._pause
-
-    def _begin(self) -> None:
-        call = _Call(self._query)
-        with suppress(RuntimeError):  # the interpreter shuts down, and some versions start no threads then
-            call.start()
-            self._call = call
-
-
-# --- threads ----------------------------------------------------------------------------------------------------------
-
-_under_way: set[_Call] = set()
-_idle: list[_Caller] = []  # threads that wait for a call
-_of_thread = threading.local()  # `call`: the current call of this thread
-
-
-def settle(within: float) -> None:
-    """Wait at the end of the process for abandoned calls and for those that end in time, up to `within` seconds."""
-    deadline = time.monotonic() + within
-    for call in list(_under_way):
-        call.wait(max(0.0, max(deadline, call.returns_by) - time.monotonic()))
-
-
-class _Call:
-    """One call on another thread. Times are those of the monotonic clock."""
-
-    def __init__(self, function: Callable[[], Any], *, given_up_by: float = math.inf, returns_by: float = 0.0) -> None:
-        self.given_up_by = given_up_by
-        self.returns_by = returns_by  # when it has returned for certain; 0 if unknown
-        self._function = function
-        self._caller: _Caller | None = None
-        self._done = threading.Lock()
-        self._done.acquire()
-        self.result: Any = None
-        self.failure: BaseException | None = None
-
-    def start(self) -> None:
-        """Start the call on an idle thread, or on a new one; raise RuntimeError if the interpreter shuts down."""
-        if sys.is_finalizing():
-            raise RuntimeError("the interpreter shuts down")
-        try:
-            self._caller = _idle.pop()
-        except IndexError:
-            self._caller = _Caller()
-            self._caller.start()
-        _under_way.add(self)
-        self._caller.calls.put(self)
-
-    def make(self) -> None:
-        try:
-            self.result = self._function()
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            self.failure = error
-        finally:
-            _under_way.discard(self)
-
-    def end(self) -> None:
-        self._done.release()
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the call has not returned yet, but can."""
-        return self._done.locked() and self._caller is not None and self._caller.is_alive()  # it is dead in a fork
-
-    def wait(self, within: float) -> bool:
-        """Wait up to `within` seconds; return whether the call has returned."""
-        if not self.is_under_way:
-            return True
-        if not self._done.acquire(timeout=within):
-            return False
-        self._done.release()
-        return True
-
-
-class _Caller(threading.Thread):
-    """A thread that makes one call after the other, as starting one costs more; it ends after an idle time."""
-
-    def __init__(self) -> None:
-        super().__init__(name="dist_wandb-call", daemon=True)
-        self.calls: SimpleQueue[_Call] = SimpleQueue()
-
-    def run(self) -> None:
-        while True:
-            try:
-                call = self.calls.get(timeout=_KEPT)
-            except Empty:
-                try:
-                    _idle.remove(self)
-                except ValueError:  # a call was just assigned to it
-                    call = self.calls.get()
-                else:
-                    return
-            _of_thread.call = call
-            call.make()
-            _of_thread.call = None
-            _idle.append(self)  # before `end`: the waiting thread may make the next call immediately
-            call.end()
-            del call  # with its result
-
-
-def _forget_threads() -> None:  # a fork has none of them
-    _idle.clear()
-    _under_way.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)

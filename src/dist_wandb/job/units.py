@@ -7,6 +7,7 @@ or missing. A mean covers one rank of each replica: the ranks along the data-par
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -30,7 +31,14 @@ def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
     """
     if unit is None or isinstance(unit, str):
         return unit
-    found = _of_torch(unit)
+    dist, found = sys.modules.get("torch.distributed"), None
+    if dist is not None and dist.is_available():  # else there are no groups and meshes
+        if unit is dist.GroupMember.NON_GROUP_MEMBER:  # what `new_group` returns on ranks outside the group
+            found = []
+        elif isinstance(unit, dist.ProcessGroup):
+            found = dist.get_process_group_ranks(unit)
+        elif "torch.distributed.device_mesh" in sys.modules and isinstance(unit, dist.device_mesh.DeviceMesh):
+            found = [int(rank) for rank in unit.mesh.flatten().tolist()]
     if found is None:
         if not isinstance(unit, Iterable) or isinstance(unit, (bytes, Mapping)):
             raise ConfigurationError(f"unit={unit!r} does not name ranks. {_HOW}")
@@ -39,25 +47,6 @@ def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
         if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
             raise ConfigurationError(f"unit={unit!r} names {rank!r}, which is not a rank. {_HOW}")
     return tuple(sorted(set(found)))
-
-
-def _of_torch(unit: Any) -> list[int] | None:
-    """Return the ranks of a torch process group or mesh; `None` for other objects."""
-    import sys
-
-    if "torch.distributed" not in sys.modules:  # then there are no such objects
-        return None
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        return None
-    if unit is dist.GroupMember.NON_GROUP_MEMBER:  # what `new_group` returns on ranks outside the group
-        return []
-    if isinstance(unit, dist.ProcessGroup):
-        return list(dist.get_process_group_ranks(unit))
-    if "torch.distributed.device_mesh" in sys.modules and isinstance(unit, dist.device_mesh.DeviceMesh):
-        return [int(rank) for rank in unit.mesh.flatten().tolist()]
-    return None
 
 
 def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tuple[int, ...]:

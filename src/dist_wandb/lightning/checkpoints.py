@@ -33,15 +33,11 @@ if TYPE_CHECKING:
 KEY = "dist_wandb"
 _IS_OURS = "_dist_wandb_writes_base_ids"
 _SHARDED = "meta.pt"  # Lightning's file for everything but the parameters, in checkpoints that are directories
-
-MOST_BYTES = 64 * 2**20
-"""Bytes of a pickle, without the data of tensors: names and shapes of 100,000 tensors are about 20 MiB."""
-MOST_OPCODES = 5_000_000
-"""Opcodes in a pickle."""
+MOST_BYTES = 64 * 2**20  # of a pickle, without data of tensors: names and shapes of 100,000 tensors are about 20 MiB
+MOST_OPCODES = 5_000_000  # in a pickle
 _MOST_DIRECTORY = 16 * 2**20  # bytes of a zip's directory
 _PIECE = 2**20
 _PICKLE = "data.pkl"
-_BEFORE_LEGACY = 3  # pickles that precede the content in torch's older files, which were not zips
 _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
 _GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
 
@@ -76,7 +72,8 @@ def write_base_ids() -> None:
 def _writing(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:  # a Trainer; its type lacks `callbacks`
-        ids = _base_ids_of(self)
+        holders = [holder for holder in map(holder_of, self.loggers) if holder is not None]
+        ids = {str(holder.number): holder.base_id for holder in holders if holder.session is not None}
         if not ids:
             original(self, *args, **kwargs)
             return
@@ -91,16 +88,22 @@ def _writing(original: Callable[..., None]) -> Callable[..., None]:
     return save_checkpoint
 
 
-def _base_ids_of(trainer: Trainer) -> dict[str, str]:
-    """Return the base ids of those loggers of a Trainer that are ours and have open runs, by their numbers."""
-    holders = [holder for holder in map(holder_of, trainer.loggers) if holder is not None]
-    return {str(holder.number): holder.base_id for holder in holders if holder.session is not None}
-
-
 def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only: bool) -> str:
     """Read the base id of a logger's runs from a checkpoint; for the arguments see `DistWandbLogger.id_in`."""
     path = Path(checkpoint)
-    ids = _load(path / _SHARDED if path.is_dir() else path, weights_only=weights_only)
+    file = path / _SHARDED if path.is_dir() else path
+    ids: Any = None
+    try:
+        # A checkpoint is often a link, like Lightning's last.ckpt; its target must be an ordinary file.
+        with os.fdopen(open_ordinary(file.resolve(strict=True)), "rb") as opened:
+            if weights_only:
+                ids = ids_in(opened, os.fstat(opened.fileno()).st_size)
+        if not weights_only:
+            content: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+            ids = content.get(KEY) if isinstance(content, Mapping) else None
+    except Exception as error:  # noqa: BLE001  # a damaged file may make its readers raise anything
+        why = str(error).rstrip(".")
+        raise ReadError(f"{file}: cannot be read as a checkpoint: {why}. Pass one that a Trainer saved.") from None
     base_id = ids.get(str(number)) if isinstance(ids, Mapping) else None
     if not isinstance(base_id, str):
         raise ReadError(
@@ -113,30 +116,22 @@ def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only:
         raise ReadError(str(error)) from None
 
 
-def _load(path: Path, *, weights_only: bool) -> Any:
-    try:
-        # A checkpoint is often a link, like Lightning's last.ckpt; its target must be an ordinary file.
-        with os.fdopen(open_ordinary(path.resolve(strict=True)), "rb") as file:
-            if weights_only:
-                return ids_in(file, os.fstat(file.fileno()).st_size)
-        content: Any = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-        return content.get(KEY) if isinstance(content, Mapping) else None
-    except Exception as error:  # noqa: BLE001  # a damaged file may make its readers raise anything
-        why = str(error).rstrip(".")
-        raise ReadError(f"{path}: cannot be read as a checkpoint: {why}. Pass one that a Trainer saved.") from None
-
-
 def ids_in(file: BinaryIO, size: int) -> dict[str, str]:
     """Return the base ids in a checkpoint, by the loggers' numbers; `ReadError` if it is none."""
     try:
-        start = file.read(4)
-        file.seek(0)
-        if start == b"PK\x03\x04":
-            return _written_ids(_of_zip(_Bounded(file), size))
-        pickles = io.BytesIO(file.read(MOST_BYTES))  # the data of tensors follows them
-        for _ in range(_BEFORE_LEGACY):
-            _written_ids(pickles)
-        return _written_ids(pickles)
+        with zipfile.ZipFile(_Bounded(file)) as archive:
+            found = [info for info in archive.infolist() if info.filename.split("/")[1:] == [_PICKLE]]
+            if len(found) != 1:
+                raise ReadError(f"the zip holds {len(found)} files {_PICKLE!r}, where torch writes one")  # noqa: TRY301
+            (info,) = found
+            if info.file_size > MOST_BYTES:
+                raise ReadError(  # noqa: TRY301
+                    f"its {_PICKLE} has {info.file_size:,} bytes; more than {MOST_BYTES:,} are not read"
+                )
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
+                raise ReadError(f"its {_PICKLE} is compressed, which torch does not do")  # noqa: TRY301
+            with archive.open(info) as inner:
+                return _written_ids(b"".join(iter(lambda: inner.read(_PIECE), b"")))
     except ReadError:
         raise
     except Exception as error:  # noqa: BLE001  # a damaged file may make Python raise anything
@@ -159,28 +154,14 @@ class _Bounded(io.RawIOBase):
         return self._file.seek(offset, whence)
 
 
-def _of_zip(file: _Bounded, size: int) -> io.BytesIO:
-    with zipfile.ZipFile(file) as archive:
-        found = [info for info in archive.infolist() if info.filename.split("/")[1:] == [_PICKLE]]
-        if len(found) != 1:
-            raise ReadError(f"the zip holds {len(found)} files {_PICKLE!r}, where torch writes one")
-        (info,) = found
-        if info.file_size > MOST_BYTES:
-            raise ReadError(f"its {_PICKLE} has {info.file_size:,} bytes; more than {MOST_BYTES:,} are not read")
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
-            raise ReadError(f"its {_PICKLE} is compressed, which torch does not do")
-        with archive.open(info) as inner:
-            return io.BytesIO(b"".join(iter(lambda: inner.read(_PIECE), b"")))
-
-
-def _written_ids(file: io.BytesIO) -> dict[str, str]:
+def _written_ids(pickled: bytes) -> dict[str, str]:
     """Find the dictionary under `KEY` in one pickle, and read its texts. Other content is skipped."""
     found: dict[str, str] = {}
     items: list[str] | None = None  # names and values of that dictionary, while its opcodes are read
     memo: dict[object, str] = {}
     puts = 0
     text = before = None  # the text that the last opcode creates, if any, and the one before
-    for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
         name = opcode.name
         if number > MOST_OPCODES:
             raise ReadError(f"it holds more than {MOST_OPCODES:,} objects")

@@ -2,7 +2,7 @@
 
 Each process knows itself and related ones (`LaunchState`). The main process passes base ids to the further processes
 that the ddp strategy starts (`ScriptIds`), and config and metadata of a run that is open already, because scripts may
-read them before `fit` (`EarlyRun`).
+read them before `fit`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from dist_wandb.errors import ReadError, TopologyError
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
-from dist_wandb.runs import run_metadata, sweeps, wandb_private
+from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.session import inherited_rank
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.wandb_files.small_files import LIMIT, parse_json, read_small, write_small
@@ -92,7 +91,7 @@ class ScriptIds:
         self._directory = directory
         self._next = 0
         self._offered: list[str] = []  # as JSON, for each logger: its base id, perhaps with what to tell of its run
-        self._written: tuple[int, Path] | None = None  # the process that wrote the file, and its path
+        self._written_by: int | None = None  # the process that wrote the file
 
     def next_id(self, proposal: str) -> tuple[int, str]:
         """Return number and base id of the next logger: the parent's id, else `proposal`, which is then passed on."""
@@ -109,9 +108,8 @@ class ScriptIds:
 
     def offer(self, number: int, base_id: str, run: Mapping[str, Any] | None = None) -> None:
         """Pass the base id of logger `number`, and what to tell of its run, to processes started from now on."""
-        if self._written is None or self._written[0] != os.getpid():
-            self._offered = []
-            self._written = os.getpid(), self._path(os.getpid())
+        if self._written_by != os.getpid():
+            self._offered, self._written_by = [], os.getpid()
             atexit.register(self._remove_file)
         self._offered += ['""'] * (number + 1 - len(self._offered))
         for offer in (base_id if run is None else [base_id, run], base_id):
@@ -120,7 +118,7 @@ class ScriptIds:
             if len(content) <= LIMIT:
                 break
         with suppress(OSError):  # without the file, further processes get the id once there is a process group
-            write_small(self._written[1], content)
+            write_small(self._path(os.getpid()), content)
 
     def _path(self, process: int) -> Path:
         return inherited_rank.file_of(process, "", self._directory)
@@ -135,37 +133,12 @@ class ScriptIds:
         return "", None
 
     def _remove_file(self) -> None:
-        if self._written is not None and self._written[0] == os.getpid():  # not in a fork
-            with suppress(OSError):
-                self._written[1].unlink()
+        with suppress(OSError):
+            if self._written_by == os.getpid():  # not in a fork
+                self._path(os.getpid()).unlink()
 
 
 script_ids: ScriptIds = ScriptIds()
-
-
-class EarlyRun:
-    """The run of the logger `number` before its session is open, as far as it is known here."""
-
-    def __init__(self, arguments: Mapping[str, Any], number: int, *, is_offline: bool) -> None:
-        self._arguments = arguments  # of `wandb.init`, as the stock logger has them
-        self._number = number
-        self._is_offline = is_offline
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """What this rank was given, then the values of a sweep, then rank 0's. The script may change it."""
-        theirs = run_metadata.with_own_secrets(script_ids.run_of(self._number), self._arguments)
-        return {**run_metadata.chosen_config(self._arguments), **sweeps.values(), **theirs.get("config", {})}
-
-    @property
-    def used_config(self) -> Mapping[str, Any]:
-        return self.config if "config" in vars(self) else {}
-
-    def metadata(self, run_id: str | None) -> dict[str, Any]:
-        """The metadata that this rank requests, then that of rank 0's run; `run_id` is the id, if it is known."""
-        arguments, run_id = sweeps.of_trial(self._arguments), sweeps.trial_id() or run_id
-        theirs = run_metadata.from_json(script_ids.run_of(self._number).get("metadata", {}))
-        return {**run_metadata.as_requested(arguments, run_id, is_offline=self._is_offline), **theirs}
 
 
 def told_of(run: AnyRun) -> dict[str, Any]:

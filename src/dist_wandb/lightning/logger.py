@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.job.launch import Launch
 from dist_wandb.lightning import name_spaces
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
-from dist_wandb.lightning.launching import is_spawning
+from dist_wandb.lightning.launching import is_spawning, known_topology
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
 from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
 from dist_wandb.lightning.trainers import epoch_reductions, epoch_weights, measure, remember, trainer_of
@@ -65,11 +66,9 @@ class DistWandbLogger(StockLogger):
         config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
-            dimension of the framework's mesh.
+        unit: The ranks whose numbers belong together: a group, a mesh, ranks, or a dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
-        stall_timeout: After how many seconds without a sign of any rank a message says where the ranks stand: `"auto"`
-            for at least 300, `None` for never.
+        stall_timeout: Seconds without a sign of any rank until a message says where they stand; `None` for never.
         on_stall: A function that is called with the same as data.
         timings: Whether to write how long each rank takes to load data, for the passes and for the optimizer's step,
             and which rank holds the others up (``docs/timings.md``). The Trainer has one more callback while it fits;
@@ -363,7 +362,10 @@ class DistWandbLogger(StockLogger):
 
     def __getstate__(self) -> dict[str, Any]:
         """Prepare for the processes of ddp_spawn: they return nothing to this one, so the ids are fixed here."""
-        if self._holder.may_hold_run_for_children:
+        # Is the run of this node's processes known before they exist?
+        node_rank, options = Launch.detect().node_rank, self._options
+        is_first = node_rank is None or (node_rank == 0 and options.rank_scope == "global")
+        if options.is_run_of_rank_0 and is_first:
             _ = self.experiment  # as in the stock logger: this process holds one run for all stages of the Trainer
         else:
             self._holder.prepare_spawn(self._experiment)
@@ -374,7 +376,8 @@ class DistWandbLogger(StockLogger):
 
     def _once_open(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function with the session; later, if that could open the wrong run before the ranks are known."""
-        if self._holder.may_open:
+        holder = self._holder  # once the ranks are known, or rank 0's run is the only one
+        if holder.options.is_run_of_rank_0 or holder.session is not None or known_topology() is not None:
             function(self, self._open(), *args)
         else:
             self._kept_calls.append((function, args))

@@ -101,7 +101,9 @@ class _Kind(ABCMeta):
 
         def __getattribute__(cls, name: str) -> Any:
             """Refuse a class in a list of loggers, or in Fabric, too: Lightning uses these names first."""
-            if name in ("experiment", "finalize", "log_metrics") and _is_called_by_lightning(inspect.currentframe()):
+            frame = inspect.currentframe() if name in ("experiment", "finalize", "log_metrics") else None
+            caller = frame.f_back.f_globals.get("__name__", "") if frame is not None and frame.f_back else ""
+            if caller.startswith((f"{PYTORCH_LIGHTNING}.", "lightning.", f"{_FABRIC}.")):
                 iter(cls)
             return super().__getattribute__(name)
 
@@ -111,12 +113,6 @@ class _Kind(ABCMeta):
             if made is cls:
                 raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
             return getattr(made, name)
-
-
-def _is_called_by_lightning(frame: types.FrameType | None) -> bool:
-    caller = frame.f_back if frame is not None else None
-    names = (f"{PYTORCH_LIGHTNING}.", "lightning.", f"{_FABRIC}.")
-    return caller is not None and caller.f_globals.get("__name__", "").startswith(names)
 
 
 class OfLightning(metaclass=_Kind):

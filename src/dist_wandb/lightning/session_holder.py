@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -30,9 +31,9 @@ from dist_wandb.job.job_identity import make_id
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.model import Topology
 from dist_wandb.lightning import launching
-from dist_wandb.lightning.launching import EarlyRun, LaunchState, is_spawning, known_topology, told_of
+from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
-from dist_wandb.runs import requested, run_metadata, wandb_private, writer
+from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private, writer
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 from dist_wandb.session import inherited_rank, restart
 from dist_wandb.session.config.targets import ConfigView
@@ -40,7 +41,7 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.session import Session
-from dist_wandb.settings.config_values import ConfigCopy, given_values
+from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +82,6 @@ class SessionHolder:
         self.number: int  # index of the logger in the script
         self.base_id: str  # of all runs, as far as it is known here
         self.number, self.base_id = launching.script_ids.next_id(self._requested_id or make_id())
-        self.early: EarlyRun = EarlyRun(arguments, self.number, is_offline=is_offline)
         is_main = self.launch.is_first_process and not Launch.detect().is_lightning_child
         if self._requested_id is None and is_main:  # an earlier start of the job may be continued
             name = restart.session_name(INTEGRATION, self.number)
@@ -103,18 +103,17 @@ class SessionHolder:
         elif is_spawning() and run is not None:
             raise _opened_too_early(run.id, self.options.run_mode, "its own runs in those processes")
 
-    @property
-    def may_hold_run_for_children(self) -> bool:
-        """Whether the run of this node's processes is known before they exist."""
-        node_rank = Launch.detect().node_rank
-        return self.options.is_run_of_rank_0 and (
-            node_rank is None or (node_rank == 0 and self.options.rank_scope == "global")
-        )
+    @cached_property
+    def early_config(self) -> dict[str, Any]:
+        """Before the session is open, what this rank was given, a sweep's values and rank 0's. It may be changed."""
+        theirs = run_metadata.with_own_secrets(launching.script_ids.run_of(self.number), self._arguments)
+        return {**run_metadata.chosen_config(self._arguments), **sweeps.values(), **theirs.get("config", {})}
 
-    @property
-    def may_open(self) -> bool:
-        """Whether a run that is opened now is certain to be the right one."""
-        return self.options.is_run_of_rank_0 or self.session is not None or known_topology() is not None
+    def early_metadata(self) -> dict[str, Any]:
+        """Before the session is open, the metadata that this rank requests, then that of rank 0's run."""
+        arguments, run_id = sweeps.of_trial(self._arguments), sweeps.trial_id() or self.known_id
+        theirs = run_metadata.from_json(launching.script_ids.run_of(self.number).get("metadata", {}))
+        return {**run_metadata.as_requested(arguments, run_id, is_offline=self._is_offline), **theirs}
 
     @property
     def known_id(self) -> str | None:
@@ -202,7 +201,7 @@ class SessionHolder:
             launching.script_ids.offer(self.number, str(self.base_id), told_of(session.run))
         else:
             _final[self.number, self.launch.home] = session
-            session.expect_config(self.early.used_config)
+            session.expect_config(vars(self).get("early_config", {}))
             self.announce()
         return session
 
@@ -215,7 +214,7 @@ class SessionHolder:
             is_meant = other in _final.values() and self._requested_id in (None, other.plan.base_id or other.id)
             if is_meant and other.options == self.options and other.is_returned(None, None, disabled=False):
                 self._warn_of_use(other.run)
-                other.expect_config(self.early.used_config)
+                other.expect_config(vars(self).get("early_config", {}))
                 return other
         return None
 
@@ -302,26 +301,19 @@ class NullExperiment(NullRun, OfLightning):
     def __init__(self, holder: SessionHolder) -> None:
         super().__init__()
         self.__dict__["_holder"] = holder
+        self.show_config(ConfigView(_EarlyConfig(holder)))
+        self.show_step(lambda: 0 if holder.session is None else holder.session.step)
 
-    @property
-    def config(self) -> Any:
-        """The config of the run that receives this rank's numbers; before the session is open, what is known of it."""
-        if (session := self._session) is not None:
-            return session.config
-        return ConfigCopy() if self._holder is None else ConfigView(_EarlyConfig(self._holder))
+        def metadata() -> Mapping[str, Any]:
+            run = None if holder.session is None else holder.session.run
+            return run.metadata() if isinstance(run, NullRun) else holder.early_metadata()
 
-    @property
-    def step(self) -> int:
-        return 0 if (session := self._session) is None else session.step
+        self.show_metadata(metadata, None)
 
     @property
     def summary(self) -> NullSummary:
-        session = self._session
-        return session.run.summary if session is not None and isinstance(session.run, NullRun) else super().summary
-
-    @summary.setter
-    def summary(self, summary: object) -> None:
-        """Accept and ignore."""
+        run = None if (session := self._session) is None else session.run
+        return run.summary if isinstance(run, NullRun) else super().summary
 
     def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
         if (session := self._session) is not None:
@@ -338,12 +330,6 @@ class NullExperiment(NullRun, OfLightning):
     @property
     def _session(self) -> Session | None:
         return None if self._holder is None else self._holder.session
-
-    def metadata(self) -> Mapping[str, Any]:
-        """Metadata of the run; before the session is open, what is known of it."""
-        if (session := self._session) is not None and isinstance(session.run, NullRun):
-            return session.run.metadata()
-        return super().metadata() if (holder := self._holder) is None else holder.early.metadata(holder.known_id)
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
@@ -362,7 +348,7 @@ class _EarlyConfig:
     def read(self, name: str | None = None) -> Mapping[str, Any]:
         session = self._holder.session
         if session is None:
-            return self._holder.early.config
+            return self._holder.early_config
         if name is not None:
             session.config.get(name)  # the primary may just have set it
         return given_values(session.config)
@@ -370,7 +356,7 @@ class _EarlyConfig:
     def write(self, values: Mapping[str, Any]) -> None:
         session = self._holder.session
         if session is None:
-            self._holder.early.config.update(values)
+            self._holder.early_config.update(values)
         else:
             session.config.update(values)
 

@@ -22,6 +22,7 @@ import sys
 import weakref
 from collections.abc import Callable, Container
 from contextlib import suppress
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning_utilities.core.rank_zero import WarningCache
@@ -33,9 +34,9 @@ from dist_wandb.session.session import Session
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
     from torch import Tensor, nn
 
+    from dist_wandb.session.sections import Part
     from dist_wandb.settings.reduction import Reduction
 
 _ADVICE = re.compile(r"It is recommended to use `self\.log\((.+), \.\.\., sync_dist=True\)`")
@@ -53,34 +54,11 @@ def remember(module: nn.Module) -> None:
             cache.__class__ = _Cache
 
 
-def _needs_sync_dist(name: str) -> bool:
-    """Whether Lightning's advice to log a name with `sync_dist=True` is useful."""
-    # Not if only our loggers receive the name, because they reduce it over ranks, and no callback or scheduler watches
-    # it: those read the rank's own value, which Lightning keeps.
-    trainers = [trainer_of(module) for module in _modules]
-    running = [trainer for trainer in trainers if trainer and trainer.state.status == "running"]
-    return not running or any(_watches(trainer, name) or not _all_reduce(trainer) for trainer in running)
-
-
 def trainer_of(module: nn.Module) -> Trainer | None:
     with suppress(RuntimeError):  # it has none
         trainer: Any = module.trainer
         return trainer if is_a(trainer, "Trainer") else None  # in Fabric, `trainer` is the Fabric object
     return None
-
-
-def _watches(trainer: Trainer, name: str) -> bool:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
-    watched = [getattr(watching, "monitor", None) for watching in (*callbacks, *trainer.lr_scheduler_configs)]
-    names = (name, f"{name}_epoch", f"{name}/dataloader_idx_")
-    return any(isinstance(one, str) and (one == name or one.startswith(names[1:])) for one in watched)
-
-
-def _all_reduce(trainer: Trainer) -> bool:
-    """Whether all loggers reduce numbers over ranks, or are meant to write each rank's."""
-    holders = map(holder_of, trainer.loggers)
-    sessions = [holder.session if holder is not None else None for holder in holders]
-    return all(one and (one.plan.run_mode == "new" or one.options.reductions is not None) for one in sessions)
 
 
 class _Cache(WarningCache):
@@ -94,8 +72,23 @@ class _Cache(WarningCache):
     def __contains__(self, message: object) -> bool:
         if super().__contains__(message):
             return True
-        advice = _ADVICE.match(str(message))
-        return advice is not None and not _needs_sync_dist(str(ast.literal_eval(advice[1])))
+        if (advice := _ADVICE.match(str(message))) is None:
+            return False
+        # It is not useful if only our loggers receive the name, because they reduce it over ranks, and no callback or
+        # scheduler watches it: those read the rank's own value, which Lightning keeps.
+        name, trainers = str(ast.literal_eval(advice[1])), map(trainer_of, _modules)
+        running = [trainer for trainer in trainers if trainer and trainer.state.status == "running"]
+        for trainer in running:
+            sessions = [holder.session if holder else None for holder in map(holder_of, trainer.loggers)]
+            # Do all loggers reduce numbers over ranks, or are they meant to write each rank's?
+            if not all(one and (one.plan.run_mode == "new" or one.options.reductions is not None) for one in sessions):
+                return False
+            callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
+            watched = [getattr(one, "monitor", None) for one in (*callbacks, *trainer.lr_scheduler_configs)]
+            starts = (f"{name}_epoch", f"{name}/dataloader_idx_")
+            if any(isinstance(one, str) and (one == name or one.startswith(starts)) for one in watched):
+                return False
+        return bool(running)
 
 
 def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, float | Tensor]:
@@ -118,8 +111,19 @@ def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, 
         trainer: Any = module.trainer
         if trainer._logger_connector._first_loop_iter is not None:  # Lightning's own mark of a step
             return {}
-        results = trainer._results
-        return {} if results is None else _counts(results, names)
+        counts: dict[str, float | Tensor] = {}
+        for metric in (trainer._results or {}).values():  # of all dataloaders, which share a row
+            meta = metric.meta
+            if metric.has_reset or not (meta.logger and meta.on_epoch):
+                continue
+            _, name = trainer._results._forked_name(metric, on_step=False)
+            if name not in names:
+                continue
+            counts.pop(name, None)  # if two hooks log one name, the row has the value of the later one
+            if metric.is_tensor and meta.is_mean_reduction and not meta.sync.should:
+                count = metric.cumulated_batch_size  # never changed in place, so it can be kept and read later
+                counts[name] = float(count) if count.device.type == "cpu" else count  # `float` would wait for it
+        return counts  # noqa: TRY300
     except _NOT_AS_EXPECTED:
         return {}
 
@@ -141,22 +145,6 @@ def epoch_reductions(module: nn.Module | None, names: Container[str]) -> dict[st
     return found
 
 
-def _counts(results: _ResultCollection, names: Container[str]) -> dict[str, float | Tensor]:
-    counts: dict[str, float | Tensor] = {}
-    for metric in results.values():  # of all dataloaders, which share a row
-        meta = metric.meta
-        if metric.has_reset or not (meta.logger and meta.on_epoch):
-            continue
-        _, name = results._forked_name(metric, on_step=False)
-        if name not in names:
-            continue
-        counts.pop(name, None)  # if two hooks log one name, the row has the value of the later one
-        if metric.is_tensor and meta.is_mean_reduction and not meta.sync.should:
-            count = metric.cumulated_batch_size  # never changed in place, so it can be kept and read later
-            counts[name] = float(count) if count.device.type == "cpu" else count  # `float` would wait for the device
-    return counts
-
-
 def measure(trainer: Trainer, session: Callable[[], Session | None]) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
     if trainer.training and not any(isinstance(callback, StepTimer) for callback in callbacks):
@@ -176,41 +164,30 @@ class StepTimer(OfLightning):
         self._is_due = False  # whether the forward pass of this batch has yet to begin
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Register for the forward passes of ddp."""
         if self._is_ddp:
             self._hook = pl_module.register_forward_pre_hook(ForwardHook(self._in_forward))
 
-    def on_train_epoch_start(self, *_: Any, **__: Any) -> None:
-        """Loading of the first batch begins."""
-        self._timings.enter("data")
+    def _enter(self, part: Part | None, *_: Any, **__: Any) -> None:
+        self._timings.enter(part)
 
-    on_train_batch_end = on_train_epoch_start  # the next batch is loaded, or the epoch ends
+    # Loading of the next batch begins, or the epoch ends. Work between two epochs and the validation are not measured.
+    on_train_epoch_start = on_train_batch_end = partialmethod(_enter, "data")
+    on_train_epoch_end = on_validation_start = partialmethod(_enter, None)
+    on_before_backward = partialmethod(_enter, "backward")
+    on_before_optimizer_step = partialmethod(_enter, "optimizer")
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
-        """The batch is loaded."""
         self._is_due = self._is_ddp
         self._timings.enter(None if self._is_ddp else "forward")
-
-    def on_before_backward(self, *_: Any, **__: Any) -> None:
-        self._timings.enter("backward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Gradients are reduced; in manual optimization other forward passes may follow."""
         self._timings.enter(None if pl_module.automatic_optimization else "forward")
 
-    def on_before_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._timings.enter("optimizer")
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Loading continues, if the validation ran between two batches."""
         if not trainer.sanity_checking:
             self._timings.enter("data")
-
-    def on_train_epoch_end(self, *_: Any, **__: Any) -> None:
-        """Work between two epochs is not measured, nor is the validation."""
-        self._timings.enter(None)
-
-    on_validation_start = on_train_epoch_end
 
     def on_train_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Remove the hook and this callback."""

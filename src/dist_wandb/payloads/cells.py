@@ -97,11 +97,11 @@ def copied_picture(image: Any, arguments: Mapping[str, Any], copies: Copies) -> 
             f"gathered was given {type(image).__name__} among images. Pass arrays, tensors, PIL images, paths, figures "
             "or wandb.Image; rows of a table together with columns=[...]."
         )
-    caption = caption_of(image)
-    if has_overlays(image):
+    caption = getattr(image, "_caption", None)  # it has no public name, and neither have the other attributes here
+    if getattr(image, "_boxes", None) or getattr(image, "_masks", None):
         copies.replaced.add("boxes or masks")
     kept = image.copy() if hasattr(image, "copy") else image  # a wandb.Image never changes
-    return Picture(kept, pixels, beside if caption is None else {"caption": caption, **beside})
+    return Picture(kept, pixels, {"caption": caption, **beside} if isinstance(caption, str) else beside)
 
 
 def copied_cell(cell: Any, copies: Copies, *, is_inner: bool = False) -> Any:
@@ -111,27 +111,24 @@ def copied_cell(cell: Any, copies: Copies, *, is_inner: bool = False) -> Any:
     tensor = as_tensor(cell)
     if tensor is not None and not tensor.is_complex():
         return tensor.item() if tensor.is_cpu and not tensor.dim() else copies.tensor(tensor)
-    if isinstance(cell, (list, tuple, Mapping)):
-        return _container(cell, copies)
+    if isinstance(cell, (list, tuple)):
+        return [copied_cell(item, copies, is_inner=True) for item in cell]
+    if isinstance(cell, Mapping) and PLAIN.issuperset(map(type, cell)):  # names that JSON can represent
+        return {name: copied_cell(item, copies, is_inner=True) for name, item in cell.items()}
     if isinstance(cell, date):
-        moment = _moment(cell)
-        return moment.isoformat() if is_inner and moment else moment
-    if not is_inner and is_image(cell):
-        check_pillow()
-        return copied_picture(cell, {}, copies)
+        if cell != cell:  # noqa: PLR0124  # a missing date of pandas
+            cell = None
+        elif isinstance(cell, datetime):  # of the plain type
+            cell = datetime.combine(cell.date(), cell.timetz())
+        return cell.isoformat() if is_inner and cell else cell
     return _other(cell, copies, is_inner=is_inner)
 
 
-def _container(cell: Any, copies: Copies) -> Any:
-    if not isinstance(cell, Mapping):
-        return [copied_cell(item, copies, is_inner=True) for item in cell]
-    if not PLAIN.issuperset(map(type, cell)):  # names that JSON cannot represent
-        return copies.represented(cell)
-    return {name: copied_cell(item, copies, is_inner=True) for name, item in cell.items()}
-
-
 def _other(cell: Any, copies: Copies, *, is_inner: bool) -> Any:
-    """Convert numbers and text of other types, and arrays, to JSON values; other objects to their repr."""
+    """Copy an image; convert numbers and text of other types, and arrays, to JSON values, other objects to text."""
+    if not is_inner and is_image(cell):
+        check_pillow()
+        return copied_picture(cell, {}, copies)
     for kind in (str, int, float):
         if isinstance(cell, kind):
             return kind(cell)
@@ -141,18 +138,6 @@ def _other(cell: Any, copies: Copies, *, is_inner: bool) -> Any:
     if cell.dtype.kind in _PLAIN_ARRAYS:
         return plain
     return copies.represented(cell) if type(plain) is type(cell) else copied_cell(plain, copies, is_inner=is_inner)
-
-
-def _moment(cell: date) -> date | None:
-    """Convert a date or datetime of a subclass to the plain type; `None` for pandas' missing dates."""
-    if cell != cell:  # noqa: PLR0124
-        return None
-    return datetime.combine(cell.date(), cell.timetz()) if isinstance(cell, datetime) else cell
-
-
-def json_of(value: Any) -> Any:
-    """Return a JSON value for a cell of a type that JSON does not support."""
-    return value.isoformat() if isinstance(value, date) else plain_cell(value)
 
 
 def plain_cell(cell: Any) -> Any:
@@ -187,15 +172,6 @@ def is_image(value: object) -> bool:
     return any(isinstance(kind, type) and isinstance(value, kind) for kind in known)
 
 
-def caption_of(image: object) -> str | None:
-    text = getattr(image, "_caption", None)  # it has no public name, and neither have the other attributes here
-    return text if isinstance(text, str) else None
-
-
-def has_overlays(image: object) -> bool:
-    return bool(getattr(image, "_boxes", None) or getattr(image, "_masks", None))
-
-
 def opened_image(data: bytes) -> Any:
     """Open an image file as a PIL image, which reads the pixels when they are needed."""
     from PIL import Image
@@ -209,28 +185,15 @@ def png_of(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
         from PIL import PngImagePlugin  # noqa: F401
     if hasattr(image, "save"):
         return _saved(image)
-    if is_image(image):
-        return _file_in(image)
-    made = make_image(image, **how)
+    made = image if is_image(image) else make_image(image, **how)
+    held = getattr(made, "_path", None)
+    path = Path(held) if isinstance(held, str) else None
     try:
-        return _file_in(made)
+        is_png = path is not None and path.suffix == ".png" and path.is_file()
+        return path.read_bytes() if path is not None and is_png else _saved(made.image)
     finally:
-        path = _path_of(made)
-        if path is not None:
+        if made is not image and path is not None:
             path.unlink(missing_ok=True)  # wandb keeps its files until the process ends, or a run takes them over
-
-
-def _file_in(image: Any) -> bytes:
-    """Return the file of a `wandb.Image` if it is a PNG; otherwise encode its pixels."""
-    path = _path_of(image)
-    if path is not None and path.suffix == ".png" and path.is_file():
-        return path.read_bytes()
-    return _saved(image.image)
-
-
-def _path_of(image: object) -> Path | None:
-    path = getattr(image, "_path", None)
-    return Path(path) if isinstance(path, str) else None
 
 
 def _saved(picture: Any) -> bytes:

@@ -40,19 +40,17 @@ class HostCopy:
         with kept_if_it_fails(self._copy):
             self._event = event_after(tensor.device)
         self._source = tensor if self._event is None else None
-        self._numbers: list[float] | None = None
 
     def __del__(self) -> None:
         if not self._has_arrived and self._event is not None:
-            keep_if_failed(self._event, self._copy)
+            # If the device has failed, torch would abort the process when the copy is freed, perhaps before the run has
+            # ended.
+            with _beside_captures(), suppress(RuntimeError), kept_if_it_fails(self._copy):
+                self._event.query()
 
     def is_ready(self) -> bool:
         """Return whether the copy can be read without waiting; always true if its device has no events."""
         return self._has_arrived or self._event is None or has_passed(self._event)
-
-    def has_arrived(self) -> bool:
-        """Return whether the copy has arrived for certain; without events, only once `tensor` was called."""
-        return self._has_arrived or (self._event is not None and has_passed(self._event))
 
     def tensor(self) -> torch.Tensor:
         """Return the copy on the host. Waits for the device, so do not call it on the training thread."""
@@ -65,11 +63,10 @@ class HostCopy:
             self._has_arrived = True
         return self._copy
 
+    @functools.cached_property
     def numbers(self) -> list[float]:
-        """Return the numbers, in the order of the tensors. Waits for the device, like `tensor`."""
-        if self._numbers is None:
-            self._numbers = self.tensor().tolist()
-        return self._numbers
+        """The numbers, in the order of the tensors. Waits for the device, like `tensor`."""
+        return list(self.tensor().tolist())
 
 
 class LaterValue:
@@ -83,9 +80,6 @@ class LaterValue:
 
     def is_ready(self) -> bool:
         return all(copy.is_ready() for copy in self._copies)
-
-    def has_arrived(self) -> bool:
-        return all(copy.has_arrived() for copy in self._copies)
 
     def value(self) -> Any:
         """Return the value. Waits for the devices, like `HostCopy.tensor`."""
@@ -101,8 +95,7 @@ class Later(LaterValue):
         super().__init__(index, (copy,))
 
     def number(self) -> float:
-        """Return the number. Waits for the device, like `HostCopy.tensor`."""
-        number: float = self._copies[0].numbers()[self._value]
+        number: float = self._copies[0].numbers[self._value]
         return number
 
     value = number
@@ -123,13 +116,10 @@ def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace `LaterValue`s in a row of `scalars.copied_row` by their values. Waits for devices."""
     if not any(isinstance(value, (LaterValue, dict)) for value in values.values()):
         return values
-    return {name: _known(value) for name, value in values.items()}
-
-
-def _known(value: Any) -> Any:
-    if type(value) is dict:
-        return known(value)
-    return value.value() if isinstance(value, LaterValue) else value
+    return {
+        name: known(value) if type(value) is dict else value.value() if isinstance(value, LaterValue) else value
+        for name, value in values.items()
+    }
 
 
 def copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,7 +142,7 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
     Raises ConfigurationError if this rank has only a part of it, because gathering the parts waits for other ranks, and
     while a CUDA graph is captured, which would copy it at each replay, to memory that is used for something else then.
     """
-    if is_captured(tensor):
+    if tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing():
         raise ConfigurationError(
             f"{what} was logged on rank {rank} while a CUDA graph is captured: it has no value yet, and replays of the "
             "graph do not call log. Log it after replay(), outside of the captured code."
@@ -168,11 +158,6 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         "does not wait for the other ranks. Call its .full_tensor() on every rank, outside of 'if rank == 0', and pass "
         "the result."
     )
-
-
-def copied_tensor(value: Any) -> Any:
-    tensor = as_tensor(value)
-    return value if tensor is None else tensor.detach().clone()
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -206,18 +191,9 @@ def wait_for(event: Any) -> None:
             event.synchronize()
 
 
-def keep_if_failed(event: Any, copies: object) -> None:
-    """Keep asynchronous copies, of which `event` is the end, for ever if the device has failed.
-
-    Otherwise torch would abort the process when they are freed, perhaps before the run has ended.
-    """
-    with _beside_captures(), suppress(RuntimeError), kept_if_it_fails(copies):
-        event.query()
-
-
 @contextmanager
 def kept_if_it_fails(copies: object) -> Iterator[None]:
-    """Keep asynchronous copies for ever, as `keep_if_failed` does, if a device has failed when it is used."""
+    """Keep asynchronous copies for ever, if a device has failed when it is used."""
     try:
         yield
     except RuntimeError:
@@ -248,11 +224,6 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.cpu()
         event.synchronize()
         return copy
-
-
-def is_captured(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a device of which the current stream captures a graph."""
-    return tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing()
 
 
 @contextmanager

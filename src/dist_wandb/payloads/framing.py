@@ -121,7 +121,13 @@ def _describe(item: Any, raw: list[Bytes]) -> list[Any]:
 
     if isinstance(item, torch.Tensor):
         name = _name_of(item.dtype)
-        raw.append(_bytes_of(item.detach().contiguous()))
+        tensor = item.detach().contiguous()
+        if tensor.nbytes:  # its memory, without numpy
+            held: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+            held.tensor = tensor  # lives as long
+            raw.append(memoryview(held).cast("B"))
+        else:
+            raw.append(b"")
         return ["tensor", name, list(item.shape)]
     if isinstance(item, bytes):
         raw.append(item)
@@ -133,15 +139,6 @@ def _describe(item: Any, raw: list[Bytes]) -> list[Any]:
     if item is None or isinstance(item, (bool, int, float, str)):
         return ["value", item]
     raise ConfigurationError(f"A metric's state holds a {type(item).__name__}, which cannot be sent to other ranks.")
-
-
-def _bytes_of(tensor: torch.Tensor) -> Bytes:
-    """Return the memory of a contiguous tensor, without numpy."""
-    if not tensor.nbytes:
-        return b""
-    held: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    held.tensor = tensor  # lives as long
-    return memoryview(held).cast("B")
 
 
 def _name_of(dtype: torch.dtype) -> str:

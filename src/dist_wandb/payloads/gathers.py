@@ -33,7 +33,6 @@ from dist_wandb.payloads.cells import (
     check_pillow,
     copied_cell,
     copied_picture,
-    json_of,
     named_arguments,
     natural,
     plain_cell,
@@ -125,8 +124,8 @@ class Gathered:
         return all(copy.is_ready() for copy in self._under_way)
 
     def has_arrived(self) -> bool:
-        """Return whether that is certain."""
-        return all(copy.has_arrived() for copy in self._under_way)
+        """Return whether that is certain, because nothing of it was on a device."""
+        return not self._under_way
 
     def encoded(self) -> Encoded:
         """Return the encoded contribution of this rank; raise any error of encoding a value."""
@@ -287,12 +286,12 @@ def _gathered_images(images: Any, per_image: Mapping[str, Sequence[Any]], limit:
 
 
 def encoded_row(row: Sequence[Any], make_image: MakeImage) -> bytes:
-    """Encode a row for `decoded_row`."""
     found = [(index, cell) for index, cell in enumerate(row) if isinstance(cell, Picture)]
     dates = [index for index, cell in enumerate(row) if isinstance(cell, date)]
     cells = [None if isinstance(cell, Picture) else cell for cell in row]
     beside = [(index, picture.beside) for index, picture in found]
-    text = json.dumps([cells, beside, dates], default=json_of)
+    others = lambda value: value.isoformat() if isinstance(value, date) else plain_cell(value)  # noqa: E731
+    text = json.dumps([cells, beside, dates], default=others)
     return framed(text.encode(), *(png_of(picture.value, picture.pixels, make_image) for _, picture in found))
 
 
@@ -335,21 +334,6 @@ def fair(wanted: Sequence[int], limit: int) -> list[int]:
     return shares
 
 
-def merged_table(parts: Sequence[Part]) -> MergedTable:
-    union = list(dict.fromkeys(name for part in _with_rows(parts) for name in _numbered(part.columns)))
-    names = [name for name, _ in union]
-    columns = [_RANK_OTHERWISE if _RANK in names else _RANK, *names]
-    rows: list[list[Any]] = []
-    for part in parts:
-        own = _numbered(part.columns)
-        if own == union:
-            rows += ([part.rank, *row] for row in part.items)
-        else:
-            named = (dict(zip(own, row, strict=True)) for row in part.items)
-            rows += ([part.rank, *map(row.get, union)] for row in named)
-    return MergedTable(columns, [[plain_cell(cell) for cell in row] for row in rows])
-
-
 def differ(parts: Sequence[Part]) -> bool:
     return len({tuple(part.columns) for part in _with_rows(parts)}) > 1
 
@@ -372,7 +356,14 @@ def _numbered(columns: Iterable[str | int]) -> list[tuple[str | int, int]]:
 def whole(kind: Kind, parts: Sequence[Part]) -> MergedTable | MergedImages | None:
     """Merge tables, or images, whose captions get the rank, by ascending rank; `None` if there are no images."""
     if kind == "table":
-        return merged_table(parts)
+        union = list(dict.fromkeys(name for part in _with_rows(parts) for name in _numbered(part.columns)))
+        names = [name for name, _ in union]
+        rows: list[list[Any]] = []
+        for part in parts:
+            own = _numbered(part.columns)
+            named = (dict(zip(own, row, strict=True)) for row in part.items)
+            rows += ([part.rank, *(plain_cell(row.get(name)) for name in union)] for row in named)
+        return MergedTable([_RANK_OTHERWISE if _RANK in names else _RANK, *names], rows)
     pictures = []
     for rank, picture in ((part.rank, picture) for part in parts for picture in part.items):
         caption = picture.beside.get("caption")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,7 +83,6 @@ class Layout:
         return list(sums[1 : 2 * len(self.nodes) : 2].tolist())
 
     def neutral(self) -> Packed:
-        """Return the empty contribution of a rank that does not have the metric."""
         import torch
 
         sums = torch.zeros(self.sums, dtype=torch.float64, device="cpu")
@@ -95,15 +94,14 @@ def _node_of(position: int, path: Any, metric: Any, same_as: Any, states: Any) -
         raise TypeError("a metric has no name")
     if type(same_as) is not int or not -1 <= same_as < position:
         raise ValueError("a metric shares its states with an unknown one")
-    return Node(path, metric, same_as, tuple(_state_of(*state) for state in states))
-
-
-def _state_of(name: Any, kind: Any, shape: Any, dtype: Any) -> State:
-    if not isinstance(name, str) or not isinstance(dtype, str) or kind not in _KINDS:
-        raise ValueError("a state has no name, or is of an unknown kind")
-    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_NUMBERS:
-        raise ValueError(f"a state has no shape, or more than {_MOST_NUMBERS:,} numbers")
-    return State(name, kind, tuple(shape), dtype)
+    for name, kind, shape, dtype in states:
+        if not isinstance(name, str) or not isinstance(dtype, str) or kind not in _KINDS:
+            raise ValueError("a state has no name, or is of an unknown kind")
+        if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_NUMBERS:
+            raise ValueError(f"a state has no shape, or more than {_MOST_NUMBERS:,} numbers")
+    return Node(
+        path, metric, same_as, tuple(State(name, kind, tuple(shape), dtype) for name, kind, shape, dtype in states)
+    )
 
 
 class Part(NamedTuple):
@@ -180,8 +178,14 @@ class Merging:
         states = {name: value for name, value in merged.items() if value is not None}
         # With three ranks or more, this class raises an error or uses only two of them.
         is_broken = is_a(type(metric), "NormalizedRootMeanSquaredError")
-        is_of_several = is_broken and all(is_stacked(metric, one, states.get(one)) for one in _MOMENTS)
-        return _one_of_moments(states) if is_of_several else states
+        if is_broken and all(is_stacked(metric, one, states.get(one)) for one in _MOMENTS):
+            # Merge the moments of several ranks, one row for each (Chan, Golub and LeVeque, 1979).
+            total, mean = states["total"], states["mean_val"]
+            states |= {name: states[name].sum(0) for name in ("total", "target_squared")}
+            states |= {"min_val": states["min_val"].amin(0), "max_val": states["max_val"].amax(0)}
+            joint = states["mean_val"] = (total * mean).sum(0) / states["total"]
+            states["var_val"] = (states["var_val"] + total * (mean - joint) ** 2).sum(0)
+        return states
 
     def _reduced(self, position: int, state: State) -> tuple[Tensor | None, int]:
         """Return a state reduced over the ranks with data whose states fit the layout, and the number of these."""
@@ -230,11 +234,20 @@ def _from_numbers(
 
 def _from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
     """Merge a gathered state from the ranks that have data; `None` if there are none."""
+    import torch
+
     parts = sorted(parts, key=lambda part: part.order)
     if not parts:
         return None
-    if state.kind == "stack":
-        return _stacked(state, parts, metric)
+    if state.kind == "stack":  # as by torchmetrics' synchronisation; the state of a single rank is unchanged
+        tensors: list[Tensor] = []
+        for part in parts:
+            _check_shape(state, part, tensors, metric)
+            tensors.append(part.value)
+        reduction = reduction_of(metric, state.name)
+        if reduction is None and len(tensors) == 1:
+            return tensors[0]
+        return torch.stack(tensors) if reduction is None else reduction(torch.stack(tensors))
     merged: list[Any] = []
     for part in parts:
         if not isinstance(part.value, list) or (state.kind == "cat" and not _is_joined(part.value)):
@@ -245,20 +258,6 @@ def _from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
         merged += separated(part.value) if state.kind == "cat" else part.value
     reduction = reduction_of(metric, state.name) if state.kind == "list" else None
     return reduction(merged) if merged and reduction is not None else merged
-
-
-def _stacked(state: State, parts: Sequence[Part], metric: Metric) -> Any:
-    """Merge a state like torchmetrics' synchronisation; the state of a single rank is unchanged."""
-    import torch
-
-    tensors: list[Tensor] = []
-    for part in parts:
-        _check_shape(state, part, tensors, metric)
-        tensors.append(part.value)
-    reduction = reduction_of(metric, state.name)
-    if reduction is None:
-        return torch.stack(tensors) if len(tensors) > 1 else tensors[0]
-    return reduction(torch.stack(tensors))
 
 
 def _check_shape(state: State, part: Part, others: Sequence[Tensor], metric: Metric) -> None:
@@ -289,19 +288,3 @@ def _pieces(numbers: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
     for size in sizes:
         yield numbers[start : start + size]
         start += size
-
-
-def _one_of_moments(states: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the moments of several ranks, one row for each (Chan, Golub and LeVeque, 1979)."""
-    total, mean = states["total"], states["mean_val"]
-    whole = total.sum(0)
-    joint = (total * mean).sum(0) / whole
-    return {
-        **states,
-        "total": whole,
-        "mean_val": joint,
-        "var_val": (states["var_val"] + total * (mean - joint) ** 2).sum(0),
-        "min_val": states["min_val"].amin(0),
-        "max_val": states["max_val"].amax(0),
-        "target_squared": states["target_squared"].sum(0),
-    }

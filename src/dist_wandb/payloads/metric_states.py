@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.devices import on_host
+from dist_wandb.payloads.devices import as_tensor, on_host
 from dist_wandb.payloads.framing import memory
 
 if TYPE_CHECKING:
@@ -168,34 +168,6 @@ def attributes_of(metric: Metric) -> dict[str, Any]:
     }
 
 
-def _private_copy(value: Any) -> Any:
-    """Return a copy that never synchronises, without states, process groups and the like."""
-    from torchmetrics import MetricCollection
-
-    shared = ("_cache", "_computed", "_forward_cache", "process_group", "dist_sync_fn", "distributed_available_fn")
-    memo = {}
-    for _, metric in walk(value):
-        for held in [*metric.metric_state.values(), *(vars(metric).get(name) for name in shared)]:
-            memo[id(held)] = held
-    try:
-        copied = copy.deepcopy(value, memo)
-    except (TypeError, RuntimeError, ValueError, NotImplementedError) as error:
-        raise ConfigurationError(
-            f"{type(value).__name__} cannot be copied, so it cannot be merged over ranks: {error}. Log its compute()."
-        ) from error
-    for _, metric in walk(copied):
-        metric._cache = metric._computed = metric._forward_cache = metric.process_group = metric.dist_sync_fn = None
-        metric._is_synced = metric._to_sync = False
-        metric.distributed_available_fn = lambda: False
-        _restore(metric, {}, 0)
-        for name, extreme in _extremes(metric):
-            setattr(metric, name, extreme.new_tensor(_EXTREMES[name][1]))
-    for module in copied.modules():
-        if isinstance(module, MetricCollection):
-            module.compute_groups.clear()  # otherwise it would make the states of a group equal before it computes
-    return copied
-
-
 def _restore(metric: Metric, states: Mapping[str, Any], updates: int) -> None:
     for name, default in metric._defaults.items():
         if name not in states:
@@ -256,13 +228,36 @@ def separated(pair: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Shell:
-    """A private copy of a user's metric or collection, which can compute from any states."""
+    """A private copy of a user's metric or collection, which can compute from any states, and never synchronises."""
 
     def __init__(self, value: Any) -> None:
-        self.value: Any = _private_copy(value)
+        from torchmetrics import MetricCollection
+
+        shared = ("_cache", "_computed", "_forward_cache", "process_group", "dist_sync_fn", "distributed_available_fn")
+        not_copied = (
+            held
+            for _, metric in walk(value)
+            for held in (*metric.metric_state.values(), *(vars(metric).get(name) for name in shared))
+        )
+        try:
+            self.value: Any = copy.deepcopy(value, {id(held): held for held in not_copied})
+        except (TypeError, RuntimeError, ValueError, NotImplementedError) as error:
+            raise ConfigurationError(
+                f"{type(value).__name__} cannot be copied, so it cannot be merged over ranks: {error}. Log its "
+                "compute()."
+            ) from error
         self.metrics: list[Any] = [metric for _, metric in walk(self.value)]
+        for metric in self.metrics:
+            metric._cache = metric._computed = metric._forward_cache = metric.process_group = metric.dist_sync_fn = None
+            metric._is_synced = metric._to_sync = False
+            metric.distributed_available_fn = lambda: False
+            _restore(metric, {}, 0)
+            for name, extreme in _extremes(metric):
+                setattr(metric, name, extreme.new_tensor(_EXTREMES[name][1]))
+        for module in self.value.modules():
+            if isinstance(module, MetricCollection):
+                module.compute_groups.clear()  # otherwise it would make the states of a group equal before it computes
         self._on_host = False
-        self._sources: dict[tuple[int, str], tuple[Tensor, int]] = {}
 
     def compute(
         self,
@@ -277,28 +272,17 @@ class Shell:
             if not self._on_host:
                 self.value._apply(on_host)
                 self._on_host = True
-            for position, (metric, its_attributes) in enumerate(zip(self.metrics, attributes, strict=True)):
-                self._adapt(position, metric, its_attributes)
-                _restore(metric, states[position], updates[position])
+            for metric, its_states, its_updates, its_attributes in zip(
+                self.metrics, states, updates, attributes, strict=True
+            ):
+                for name, value in its_attributes.items():  # those that it had when it was logged
+                    vars(metric)[name] = on_host(value).clone() if isinstance(value, torch.Tensor) else value
+                _restore(metric, its_states, its_updates)
             try:
                 return _named(self.value.compute())
             finally:
                 for metric in self.metrics:  # it is kept longer than the states
                     _restore(metric, {}, 0)
-
-    def _adapt(self, position: int, metric: Metric, attributes: Mapping[str, Any]) -> None:
-        """Set the attributes that a metric had when it was logged; copy tensors only if they have changed."""
-        import torch
-
-        for name, value in attributes.items():
-            if not isinstance(value, torch.Tensor):
-                vars(metric)[name] = value
-                continue
-            version = -1 if value.is_inference() else value._version
-            source = self._sources.get((position, name))
-            if source is None or source[0] is not value or version < 0 or source[1] != version:
-                vars(metric)[name] = on_host(value).clone()
-                self._sources[position, name] = value, version
 
 
 def _named(value: Any) -> dict[str, Any]:
@@ -308,8 +292,6 @@ def _named(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.tolist()  # a number if the tensor has no dimensions
+    if (tensor := as_tensor(value)) is not None:
+        return tensor.tolist()  # a number if the tensor has no dimensions
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -13,12 +13,12 @@ import json
 import math
 import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.devices import event_after, has_passed, on_host, wait_for
+from dist_wandb.payloads.devices import as_tensor, event_after, has_passed, on_host, wait_for
 from dist_wandb.payloads.framing import decode, encode, pieces_of
 from dist_wandb.payloads.metric_merging import Layout, Merging, Node, Packed
 from dist_wandb.payloads.metric_states import (
@@ -40,7 +40,6 @@ from dist_wandb.payloads.metric_states import (
 
 if TYPE_CHECKING:  # `import dist_wandb` imports neither
     from torch import Tensor
-    from torchmetrics import Metric
 
 
 _LEAST_SIZE = 8192  # bytes of a snapshot besides its states, mostly of its private copy of the metric
@@ -99,7 +98,6 @@ class Snapshot:
         return not all(self._fits)
 
     def is_ready(self) -> bool:
-        """Return whether the states can be read without waiting for a device."""
         return all(mark is None or has_passed(mark) for mark in self._marks or ())
 
     def has_arrived(self) -> bool:
@@ -182,7 +180,18 @@ class Snapshot:
         counts = [number for own, fits in zip(self._found, has, strict=True) for number in (own.updates, int(fits))]
         sums = [torch.tensor(counts, dtype=torch.float64, device="cpu")]
         maxima = [torch.empty(0, dtype=torch.float64, device="cpu")]
-        gathered: list[Any] = [json.dumps(self._local_values())] if self._layout.is_local else []
+        gathered: list[Any] = []
+        if self._layout.is_local:  # the values of this rank alone; none if no metric was updated
+            updates = [own.updates for own in self._found]
+            values = [
+                {
+                    state.name: separated(own.values[state.name]) if state.kind == "cat" else own.values[state.name]
+                    for state in own.states
+                }
+                for own in self._found
+            ]
+            attributes = [own.attributes for own in self._found]
+            gathered.append(json.dumps(self._shell.compute(values, updates, attributes) if any(updates) else {}))
         for node, own, contributes in zip(self._layout.nodes, self._found, has, strict=True):
             for state in node.states:
                 value = own.values[state.name] if contributes else None
@@ -216,27 +225,18 @@ class Snapshot:
         """
         decoded = [decode(blob) if blob else None for blob in blobs]
         if self._layout.is_local:
-            return _averaged([items for items in decoded if items is not None])
+            try:
+                ranks = [dict(json.loads(text)) for (text,) in filter(None, decoded)]
+            except (ValueError, TypeError) as error:
+                raise ConfigurationError(f"The values of a metric that a rank sent cannot be read: {error}.") from error
+            names = dict.fromkeys(name for values in ranks for name in values)
+            return {name: _mean([values[name] for values in ranks if name in values]) for name in names}
         merging = Merging(self._layout, sums, maxima, decoded, in_full)
         attributes = [
             own.attributes if held else merging.attributes(position) or own.attributes
             for position, (own, held) in enumerate(zip(self._found, self.held, strict=True))
         ]
         return self._shell.compute(merging.states(self._shell.metrics), merging.updates, attributes)
-
-    def _local_values(self) -> dict[str, Any]:
-        """Compute the values of this rank alone; none if no metric was updated."""
-        updates = [own.updates for own in self._found]
-        if not any(updates):
-            return {}
-        values = [
-            {
-                state.name: separated(own.values[state.name]) if state.kind == "cat" else own.values[state.name]
-                for state in own.states
-            }
-            for own in self._found
-        ]
-        return self._shell.compute(values, updates, [own.attributes for own in self._found])
 
 
 # By id, because the hash of a metric depends on its states.
@@ -249,6 +249,8 @@ def take_snapshot(value: Any) -> Snapshot:
     Leaves `value` unchanged; it may be updated or reset immediately afterwards. Raises ConfigurationError if it cannot
     be copied, which is done when it is logged for the first time.
     """
+    import torch
+
     value = current(value)
     members = list(walk(value))
     fallback = next((reason for _, metric in members if (reason := obstacle(type(metric)))), None)
@@ -265,35 +267,28 @@ def take_snapshot(value: Any) -> Snapshot:
         nodes.append(Node(path, type(metric).__name__, same_as if is_shared and not fallback else -1, sent))
         copies = found[same_as].values if is_shared else {state.name: kept(state.kind, held) for state, held in pairs}
         found.append(Found(states, copies, updates_of(metric), attributes_of(metric)))
-    shell = Shell(value) if fallback else _shell_of(value, members)  # a fallback depends on more than states
+    structure, key = tuple((path, type(metric)) for path, metric in members), id(value)
+    known = _shells.get(key)
+    if fallback or known is None or known[0]() is not value or known[1] != structure:
+        known = (weakref.ref(value, lambda _: _shells.pop(key, None)), structure, Shell(value))
+        if not fallback:  # a fallback depends on more than states
+            _shells[key] = known
     is_tentative = not any(member.updates for member in found)
     layout = _layout_of(tuple(nodes), fallback is not None, is_tentative)
-    return Snapshot(layout, found, shell, _marks([member.values for member in found]), fallback)
+    # An event on each device with copies, because the thread that reads them uses another stream.
+    held = [
+        one[-1:] if isinstance(one, list) else [one]
+        for copies in (own.values for own in found)
+        for one in copies.values()
+    ]
+    devices = {item.device for items in held for item in items if isinstance(item, torch.Tensor) and not item.is_cpu}
+    return Snapshot(layout, found, known[2], list(map(event_after, devices)), fallback)
 
 
 @lru_cache(maxsize=256)
 def _layout_of(nodes: tuple[Node, ...], is_local: bool, is_tentative: bool) -> Layout:
     # cached, because its signature is expensive
     return Layout(nodes, is_local=is_local, is_tentative=is_tentative)
-
-
-def _shell_of(value: Any, found: Sequence[tuple[str, Metric]]) -> Shell:
-    structure = tuple((path, type(metric)) for path, metric in found)
-    known = _shells.get(id(value))
-    if known is None or known[0]() is not value or known[1] != structure:
-        key = id(value)
-        known = (weakref.ref(value, lambda _: _shells.pop(key, None)), structure, Shell(value))
-        _shells[key] = known
-    return known[2]
-
-
-def _marks(copies: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Record an event on each device with copies, because the thread that reads them uses another stream."""
-    import torch
-
-    held = [value[-1:] if isinstance(value, list) else [value] for states in copies for value in states.values()]
-    devices = {item.device for items in held for item in items if isinstance(item, torch.Tensor) and not item.is_cpu}
-    return [event_after(device) for device in devices]
 
 
 def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
@@ -311,18 +306,14 @@ def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
 
 
 def _size_of(value: Any) -> int:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return _OF_TENSOR + value.nbytes
+    if (tensor := as_tensor(value)) is not None:
+        return _OF_TENSOR + tensor.nbytes
     return sum(map(_size_of, value)) if isinstance(value, (list, tuple)) else 0
 
 
 def _on_host(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return on_host(value)
+    if (tensor := as_tensor(value)) is not None:
+        return on_host(tensor)
     return type(value)(_on_host(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
@@ -336,16 +327,6 @@ def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
         return len(left) == len(right) and all(map(_equal, left, right))
     return type(left) is type(right) and bool(left == right)
-
-
-def _averaged(blobs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the mean of each value that ranks have computed, over the ranks that have it."""
-    try:
-        ranks = [dict(json.loads(text)) for (text,) in blobs]
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"The values of a metric that a rank sent cannot be read: {error}.") from error
-    names = dict.fromkeys(name for values in ranks for name in values)
-    return {name: _mean([values[name] for values in ranks if name in values]) for name in names}
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -150,7 +150,11 @@ def copied_row(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
             continue
         tensor = as_tensor(value)
         if tensor is None:
-            row[name] = _copied_value(name, value, rank)
+            if is_metric(value):
+                row[name] = take_snapshot(value)
+            else:
+                number = _number_of_host(value)
+                row[name] = _copied(name, _of_python(value), rank) if number is None else number
             continue
         tensor = whole(repr(name), tensor, rank)
         if tensor.numel() != 1 or tensor.is_complex():
@@ -204,13 +208,6 @@ def _copied_one_weight(argument: str, value: object, rank: int) -> Any:
 def is_number(value: object) -> bool:
     """Return whether a value of `copied_row` is a number, which may be a `Later`."""
     return isinstance(value, (int, float, Later))
-
-
-def _copied_value(name: str, value: Any, rank: int) -> Any:
-    if is_metric(value):
-        return take_snapshot(value)
-    number = _number_of_host(value)
-    return _copied(name, _of_python(value), rank) if number is None else number
 
 
 def _copied(name: str, value: Any, rank: int) -> Any:

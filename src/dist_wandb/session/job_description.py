@@ -87,10 +87,9 @@ def meet(options: Options, topology: Topology, integration: str, number: int | N
 
 def planned(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
+    all_nodes = options.system_metrics == "all-nodes"
     in_sweep = sweeps.is_trial()
-    return plan_run(
-        topology, mode, scope, base_id, group=group, all_nodes=options.all_nodes, unit=unit, in_sweep=in_sweep
-    )
+    return plan_run(topology, mode, scope, base_id, group=group, all_nodes=all_nodes, unit=unit, in_sweep=in_sweep)
 
 
 def needs_base_id(topology: Topology, options: Options) -> bool:
@@ -130,7 +129,7 @@ def complete(
         )
     own = {name: value for name, value in init_arguments.items() if value is not None}
     given: dict[str, Any] = run_metadata.with_own_secrets(described["arguments"], init_arguments)
-    if options.run_mode == "shared" or (options.run_mode == "auto" and options.all_nodes):
+    if options.run_mode == "shared" or (options.run_mode == "auto" and options.system_metrics == "all-nodes"):
         # every writer sends the describing arguments, and W&B keeps the last ones
         local: dict[str, Any] = {name: own[name] for name in ("dir", "mode") if name in own}
         own.pop("config", None)

@@ -163,7 +163,9 @@ class Opener:
         job_description.check_trial(self._store, self._topology)
         restart.check_resume(self._arguments, options, self._topology, has_store=self._store is not None)
         if self._store is not None:
-            needed = needs_layout(self._topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
+            needed = needs_layout(
+                self._topology, options.run_mode, options.rank_scope, all_nodes=options.system_metrics == "all-nodes"
+            )
             self._topology = learn_layout(self._store, self._topology, needed=needed)
         try:
             check_unit(self._topology, options.rank_scope, options.unit_ranks)

@@ -27,24 +27,15 @@ from operator import is_
 from types import SimpleNamespace
 from typing import Any, Final
 
-PAIRS = "__dist_wandb_pairs__"
-"""Name under which `encoded` puts the pairs of a mapping whose names are not all text."""
-
+PAIRS = "__dist_wandb_pairs__"  # where `encoded` puts the pairs of a mapping whose names are not all text
 MISSING: Final = object()
-"""Marks a missing value."""
-
 _CHANGED, _AS_GIVEN, _AS_TEXT = "changed", "as given", "as text"
 _SCALARS = frozenset({bool, float, int, str})
 _LONGEST_ARRAY = 32  # numbers: wandb writes those of longer arrays differently
 _LONGEST_NUMBER = 10_000  # bits: Python refuses to print longer ones
 _MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-HIDDEN = "…"
-"""Shown in place of a secret."""
-
-DEEPEST = 50
-"""Depth limit for nested values; a deeper value is assumed to contain itself."""
-
+HIDDEN = "…"  # shown in place of a secret
+DEEPEST = 50  # depth limit for nested values; a deeper value is assumed to contain itself
 LEVEL = re.compile(r"[./]")  # between the parts of a name
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of hf_token, hfToken, HFToken, HF-TOKEN
 # Words that mark a value as a secret, whether it is text or a number.
@@ -301,15 +292,14 @@ def publishable(values: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[di
     value that is a secret as a whole is `None`.
     """
     rest = without_secrets(values)
-    lacking = [name for name, value in values.items() if rest.get(name, MISSING) is not value]
-    withheld = {name: _state(values[name], given.get(name, MISSING)) for name in lacking}
+    withheld: dict[str, str] = {}
+    for name, value in values.items():
+        if rest.get(name, MISSING) is not value:
+            own = given.get(name, MISSING)
+            is_same = own is not MISSING and encoded(value) == encoded(own)
+            is_text = own is not MISSING and value == shown(own)
+            withheld[name] = _AS_GIVEN if is_same else _AS_TEXT if is_text else _CHANGED
     return {name: encoded(rest.get(name)) for name in values}, withheld
-
-
-def _state(value: Any, given: Any) -> str:
-    if given is MISSING:
-        return _CHANGED
-    return _AS_GIVEN if encoded(value) == encoded(given) else _AS_TEXT if value == shown(given) else _CHANGED
 
 
 def filled(
@@ -374,12 +364,10 @@ class ConfigCopy(dict[str, Any]):
             raise AttributeError(f"the config has no {name!r}") from None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values by name."""
         return dict(self)
 
     def update(  # type: ignore[override]  # as W&B's config
         self, values: Any = (), allow_val_change: bool | None = None, **kwargs: Any
     ) -> None:
-        """Change values, in this copy only."""
         del allow_val_change
         super().update(values, **kwargs)

@@ -18,7 +18,7 @@ from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.job.launch import job_setting
 from dist_wandb.job.units import Mesh, dimension_of, ranks_in_mesh, ranks_of
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, RunMode, check_choice
-from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
+from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_patterns, check_reduce
 
 ConfigSyncMode: TypeAlias = Literal["warn", "check", "off"]
 SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
@@ -132,10 +132,25 @@ class Options:
         check_choice("run_mode", self.run_mode, RUN_MODES)
         check_choice("rank_scope", self.rank_scope, RANK_SCOPES)
         object.__setattr__(self, "unit", ranks_of(self.unit))
-        self._check_primary_rank()
-        object.__setattr__(self, "reduce", plain_reduce(self.reduce))  # they are published as JSON
+        rank = self.primary_rank
+        if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
+            raise ConfigurationError(f"primary_rank={rank!r} is not a rank. Give a global rank, or -1 for the last.")
+        for name, value in (("rank_scope", "worker"), ("system_metrics", "all-nodes")):
+            if rank not in (None, 0, -1) and getattr(self, name) == value:
+                raise ConfigurationError(
+                    f'primary_rank={rank} cannot be combined with {name}="{value}", which needs a rank of each node. '
+                    "Give 0, for the first rank of each, or -1, for the last one."
+                )
+        # These are published as JSON, and pickled.
+        checked = check_reduce(self.reduce)
+        if checked is not None and not isinstance(self.reduce, Mapping):
+            object.__setattr__(self, "reduce", "auto" if self.reduce == "auto" else checked["*"])
+        elif checked is not None:
+            object.__setattr__(self, "reduce", checked)
         for selecting in ("spread", "per_rank"):
-            object.__setattr__(self, selecting, plain_patterns(selecting, getattr(self, selecting)))
+            given = getattr(self, selecting)
+            patterns = list(check_patterns(selecting, given))
+            object.__setattr__(self, selecting, given if isinstance(given, (bool, str)) else patterns)
         object.__setattr__(self, "limits", as_limits(self.limits))
         check_choice("config_sync", self.config_sync, CONFIG_SYNCS)
         check_choice("system_metrics", self.system_metrics, SYSTEM_METRICS)
@@ -150,19 +165,6 @@ class Options:
         if self.on_stall is not None and not callable(self.on_stall):
             raise ConfigurationError(f"on_stall={self.on_stall!r} cannot be called. Pass a function of one argument.")
 
-    def _check_primary_rank(self) -> None:
-        rank = self.primary_rank
-        if rank is None:
-            return
-        if not isinstance(rank, int) or isinstance(rank, bool):
-            raise ConfigurationError(f"primary_rank={rank!r} is not a rank. Give a global rank, or -1 for the last.")
-        for name, value in (("rank_scope", "worker"), ("system_metrics", "all-nodes")):
-            if rank not in (0, -1) and getattr(self, name) == value:
-                raise ConfigurationError(
-                    f'primary_rank={rank} cannot be combined with {name}="{value}", which needs a rank of each node. '
-                    "Give 0, for the first rank of each, or -1, for the last one."
-                )
-
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
         """Select the options of a call; else the enclosing decorator's, the environment's, the default."""
@@ -172,11 +174,6 @@ class Options:
             if given.get(name) is None:
                 given[name] = _ambient(name, known) or getattr(cls, name)
         return cls(**given)
-
-    @property
-    def all_nodes(self) -> bool:
-        """Whether the run of `"auto"` also has the hardware metrics of nodes other than the primary's."""
-        return self.system_metrics == "all-nodes"
 
     @property
     def unit_ranks(self) -> Sequence[int] | None:
@@ -243,8 +240,7 @@ class Current(Generic[_T]):
 
 
 _NOTHING: Mapping[str, Any] = {}
-around: Current[Mapping[str, Any]] = Current("around", _NOTHING)
-"""The arguments of the enclosing decorator `wandb_init`."""
+around: Current[Mapping[str, Any]] = Current("around", _NOTHING)  # the arguments of the enclosing `wandb_init`
 
 
 def _ambient(name: str, known: Sequence[str]) -> str | None:

@@ -143,12 +143,22 @@ def plan_run(
     mode = check_choice("run_mode", run_mode, RUN_MODES)
     scope = check_choice("rank_scope", rank_scope, RANK_SCOPES)
     if needs_layout(topology, mode, scope, all_nodes=all_nodes):
-        _require_layout(topology, mode, scope)
+        needs_size = scope == "worker" or topology.leader == "last"
+        needed = ("num_nodes", "node_rank", "local_rank", *(["local_world_size"] * needs_size))
+        for name in needed if topology.num_nodes != 1 else ():
+            if getattr(topology, name) is None:  # a node rank assumed to be 0 would write into another node's run
+                raise TopologyError(
+                    f"run_mode={mode!r} with rank_scope={scope!r} needs the {name} of rank {topology.global_rank} of "
+                    f"{topology.world_size} ({topology.origin('global_rank')}), but it is not known. Initialise "
+                    "torch.distributed before the run is opened, so that the ranks can exchange their layout, or start "
+                    "the job with torchrun."
+                )
     check_unit(topology, scope, unit)
     own = unit_of(topology, scope, unit)
     name, leads = own.name, own.index == 0
-    records = all_nodes and mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads_node(topology)
-    hardware = f"worker-{topology.node_rank}" if records else None
+    leader = 0 if topology.leader == "first" else (topology.local_world_size or 0) - 1
+    records = all_nodes and mode == "auto" and scope == "global" and topology.num_nodes != 1
+    hardware = f"worker-{topology.node_rank}" if records and topology.local_rank == leader else None
     has_coordinator = not name or topology.coordinator in own.ranks
     is_trial = in_sweep and (topology.is_coordinator if mode == "new" else has_coordinator)
     plan = RunPlan(mode, scope, base_id, base_id, group, leads, hardware=hardware, is_trial=is_trial)
@@ -186,13 +196,6 @@ def check_unit(topology: Topology, scope: RankScope, unit: Sequence[int] | None)
             f"Rank {topology.global_rank} is the primary of the job, but it is not in unit={list(unit)[:20]}. Name one "
             "of these as the primary: primary_rank=..."
         )
-
-
-def _leads_node(topology: Topology) -> bool:
-    """Return whether a rank is the first of its node, or the last if that is the framework's main process."""
-    if topology.leader == "first":
-        return topology.local_rank == 0
-    return topology.local_rank is not None and topology.local_rank + 1 == topology.local_world_size
 
 
 def unit_run_id(plan: RunPlan) -> str | None:
@@ -237,17 +240,13 @@ def unit_of(topology: Topology, rank_scope: RankScope, unit: Sequence[int] | Non
         at = ranks.index(primary)
         ranks = (*ranks[at:], *ranks[:at])
     index = -1 if is_outside else ranks.index(topology.global_rank)
-    return Unit(name, index, len(ranks), topology.global_rank, ranks, _ranks_per_node(topology))
-
-
-def _ranks_per_node(topology: Topology) -> int | None:
-    """Return the number of consecutive ranks on each node, as far as this rank's own layout shows it."""
-    known = (topology.local_world_size, topology.num_nodes, topology.node_rank, topology.local_rank)
-    if None in known:
-        return None
-    per_node, nodes, node, local = map(_known, known)
-    is_even = per_node * nodes == topology.world_size and node * per_node + local == topology.global_rank
-    return per_node if is_even and nodes > 1 else None
+    per_node = None
+    if topology.knows_layout and topology.num_nodes != 1:  # as far as this rank's own layout shows it
+        sizes = (topology.local_world_size, topology.num_nodes, topology.node_rank, topology.local_rank)
+        size, nodes, node, local = map(_known, sizes)
+        is_even = size * nodes == topology.world_size and node * size + local == topology.global_rank
+        per_node = size if is_even else None
+    return Unit(name, index, len(ranks), topology.global_rank, ranks, per_node)
 
 
 def _join(*parts: str | None) -> str:
@@ -257,21 +256,6 @@ def _join(*parts: str | None) -> str:
 def _known(value: int | None) -> int:
     assert value is not None, "the layout is checked before a unit is made"  # noqa: S101  # an invariant, not input
     return value
-
-
-def _require_layout(topology: Topology, mode: RunMode, scope: RankScope) -> None:
-    """Refuse to guess: a node rank assumed to be 0 would write into another node's run."""
-    if topology.num_nodes == 1:
-        return
-    needs_size = scope == "worker" or topology.leader == "last"
-    for name in ("num_nodes", "node_rank", "local_rank", *(["local_world_size"] * needs_size)):
-        if getattr(topology, name) is None:
-            raise TopologyError(
-                f"run_mode={mode!r} with rank_scope={scope!r} needs the {name} of rank {topology.global_rank} of "
-                f"{topology.world_size} ({topology.origin('global_rank')}), but it is not known. Initialise "
-                "torch.distributed before the run is opened, so that the ranks can exchange their layout, or start "
-                "the job with torchrun."
-            )
 
 
 def too_large(

@@ -56,14 +56,10 @@ def check_reduce(reduce: object) -> dict[str, Reduction] | None:
     return {pattern: _check_reduction(value, f"reduce[{pattern!r}]") for pattern, value in reduce.items()}
 
 
-TIMES = "time/"
-"""Prefix of the names of timings. Their mean over ranks and their spread are always written."""
-
+TIMES = "time/"  # prefix of the names of timings; their mean over ranks and their spread are always written
+# Seconds since the last row with timings, and the fraction of that time for which a rank was busy.
 STEP, BUSY = f"{TIMES}step", f"{TIMES}busy"
-"""Seconds since the last row with timings, and the fraction of that time for which a rank was busy."""
-
-DEGRADED = "dist_wandb/degraded"
-"""Name of the number of ranks that a row lacks."""
+DEGRADED = "dist_wandb/degraded"  # name of the number of ranks that a row lacks
 
 
 def check_patterns(argument: str, given: object) -> tuple[str, ...]:
@@ -77,14 +73,6 @@ def check_patterns(argument: str, given: object) -> tuple[str, ...]:
     raise ConfigurationError(f"{argument}={given!r} is neither a bool nor name patterns. Pass e.g. ['loss', 'grad/*'].")
 
 
-def plain_reduce(reduce: object) -> Reduce:
-    """Return the argument `reduce`, checked by `check_reduce`, in types that JSON and pickle support."""
-    checked = check_reduce(reduce)
-    if checked is None or isinstance(reduce, Mapping):
-        return checked
-    return "auto" if reduce == "auto" else checked["*"]
-
-
 class PerRankNames(NamedTuple):
     """The names that each rank of a shared run also writes under its label."""
 
@@ -92,7 +80,6 @@ class PerRankNames(NamedTuple):
     skips_equal: bool = True  # whether to leave out numbers that are equal on all ranks by nature
 
     def has(self, name: str, *, is_number: bool) -> bool:
-        """Return whether a value of this name is written under the label."""
         if is_number and self.skips_equal and _is_equal_by_nature(name):
             return False
         return matches_any(name, self.patterns)
@@ -112,12 +99,6 @@ def check_per_rank(per_rank: object) -> PerRankNames:
 @lru_cache(maxsize=4096)
 def _is_equal_by_nature(name: str) -> bool:
     return matches_any(name, EQUAL_BY_NATURE) or matches_any(name, (f"*/{pattern}" for pattern in EQUAL_BY_NATURE))
-
-
-def plain_patterns(argument: str, given: object) -> bool | str | list[str]:
-    """Return an argument that selects names, checked by `check_patterns`, in types that JSON and pickle support."""
-    patterns = check_patterns(argument, given)
-    return given if isinstance(given, (bool, str)) else list(patterns)
 
 
 def _check_reduction(value: object, argument: str) -> Reduction:

@@ -107,7 +107,7 @@ def test_finished_sessions_are_recorded_in_one_key(host: dist.TCPStore, session:
     for number in (1, 2, 4, 3, 7):
         leftovers.publish_over(session(0, number))
     assert [number for number in range(1, 10) if leftovers.is_over(session(1, number))] == [1, 2, 3, 4, 7]
-    assert leftovers.keys_of_integration(session(1, 1)).try_get("over") == [[1, 4], [7, 7]]
+    assert leftovers.place_of(session(1, 1))[0].try_get("over") == [[1, 4], [7, 7]]
     assert host.num_keys() == 1
 
 

@@ -144,16 +144,14 @@ class Executed:
         return os.mkdir, (self.place,)
 
 
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_code_in_a_checkpoint_is_executed_only_if_trusted(tmp_path: Path, *, is_zip: bool) -> None:
+def test_code_in_a_checkpoint_is_executed_only_if_trusted(tmp_path: Path) -> None:
     path, place = tmp_path / "x.ckpt", tmp_path / "executed"
     content = {"model": torch.nn.Linear(2, 2), KEY: {"0": "exp"}, "hyper_parameters": Executed(place)}
-    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+    torch.save(content, path)
     assert DistWandbLogger.id_in(path) == "exp"
     assert not place.exists()
-    if is_zip:  # torch cannot read older files with mmap
-        assert DistWandbLogger.id_in(path, weights_only=False) == "exp"
-        assert place.exists()
+    assert DistWandbLogger.id_in(path, weights_only=False) == "exp"
+    assert place.exists()
 
 
 # --- before the ranks are known ---------------------------------------------------------------------------------------

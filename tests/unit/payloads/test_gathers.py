@@ -35,7 +35,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.payloads import cells, gathers
 from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed
-from dist_wandb.payloads.gathers import decoded, differ, fair, gathered, gathered_table, merged_table
+from dist_wandb.payloads.gathers import decoded, differ, fair, gathered, gathered_table, whole
 from dist_wandb.runs import wandb_media
 
 Log = Callable[[list[Any]], None]
@@ -447,15 +447,15 @@ def test_columns_are_matched_by_name_and_those_of_empty_tables_are_ignored() -> 
         Part(1, ["a", "b"], 1, [[1, 2]]),
         Part(5, ["b", "c"], 2, [[3, 4], [5, 6]]),
     ]
-    assert merged_table(parts) == (["rank", "a", "b", "c"], [[1, 1, 2, None], [5, None, 3, 4], [5, None, 5, 6]])
+    assert whole("table", parts) == (["rank", "a", "b", "c"], [[1, 1, 2, None], [5, None, 3, 4], [5, None, 5, 6]])
     assert differ(parts)
     assert not differ(parts[:2])
-    assert merged_table(parts[:1]) == (["rank", "Input"], [])
+    assert whole("table", parts[:1]) == (["rank", "Input"], [])
 
 
 def test_columns_of_the_same_name_and_the_users_rank_column_are_kept() -> None:
     parts = [Part(0, ["rank", "a", "a"], 1, [[7, 1, 2]]), Part(1, ["a", "rank"], 1, [[3, 8]])]
-    assert merged_table(parts) == (["global_rank", "rank", "a", "a"], [[0, 7, 1, 2], [1, 8, 3, None]])
+    assert whole("table", parts) == (["global_rank", "rank", "a", "a"], [[0, 7, 1, 2], [1, 8, 3, None]])
 
 
 def has_types_of(found: wandb.Table, expected: wandb.Table) -> bool:
