@@ -20,6 +20,7 @@ import oldest
 import processes
 import pytest
 import scheduling
+import torch
 import torch.distributed as dist
 import wandb
 import warm
@@ -50,6 +51,11 @@ _RARE_FAMILIES = ("HOROVOD_", "JSM_", "MV2_", "PALS_", "FLUX_", "PET_")
 # torch looks up the name of every client of a store, while the store waits. A name server may lose queries if it gets
 # hundreds at once, so they time out after one second instead of five, here and in all jobs.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+# Threads of torch wait for each other by spinning, also while other tests need the processor. Without the variable,
+# Accelerate and Lightning would set another number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 # Tests check behaviour, not times, because machines that run tests are busy.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

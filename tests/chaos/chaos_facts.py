@@ -54,7 +54,6 @@ class Facts:
 
     @classmethod
     def of(cls, spec: Spec, entries: Sequence[Entry]) -> Facts:
-        """Collect the facts from the entries of all ledgers."""
         ended = {entry["rank"] for entry in entries if entry["event"] == "end"}
         faults = {entry["rank"]: entry["kind"] for entry in entries if entry["event"] == "fault"}
         opened: dict[int, list[int]] = {rank: [] for rank in range(spec.world_size)}
@@ -105,7 +104,6 @@ class Facts:
 
     @property
     def has_reasons(self) -> bool:
-        """Whether there is a reason for warnings."""
         is_unusual = self.spec.server not in ("offline", "healthy") or self.spec.guarded or self.spec.nofile
         return bool(self.spec.faults or is_unusual)
 
@@ -118,7 +116,6 @@ class Facts:
         return {{"kill": -9, "term": -15, "raise": 1}.get(kind, int(fault.value))}
 
     def run_codes(self, writer: Writer) -> set[int | None]:
-        """Return the possible exit codes of a writer's run."""
         reduction = self.spec.reduction("loss")
         concerned = {writer.rank} if self.spec.run_mode == "new" and self.spec.world_size > 1 else writer.unit
         failed = {rank: kind for rank, kind in self.fatal.items() if rank in concerned}

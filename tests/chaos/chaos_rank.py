@@ -32,13 +32,7 @@ class ChaosError(Exception):
 
 
 class Rank:
-    """A rank that logs.
-
-    Args:
-        spec: The job.
-        rank: Global rank.
-        directory: Directory of runs, ledgers and marks.
-    """
+    """A rank that logs."""
 
     def __init__(self, spec: Spec, rank: int, directory: Path) -> None:
         self.spec, self.rank, self.directory = spec, rank, directory
@@ -398,7 +392,6 @@ def break_off(ledger: Ledger, fault: Fault) -> None:
 
 
 def stop(pid: int, seconds: float) -> None:
-    """Stop a process for a number of seconds."""
     later = f"kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}"
     subprocess.Popen(["/bin/sh", "-c", later], start_new_session=True)
     if pid == os.getpid():

@@ -66,11 +66,7 @@ class Column:
 
 
 class _Known:
-    """Cells and contributors by number. Lookups have a small tolerance because some numbers had single precision.
-
-    Args:
-        meanings: Cell and contributors by number.
-    """
+    """Cells and contributors by number. Lookups have a small tolerance because some numbers had single precision."""
 
     def __init__(self, meanings: dict[float, tuple[int, frozenset[int]]]) -> None:
         self._meanings = meanings

@@ -113,7 +113,6 @@ class Spec:
         return self.sessions + self.nested
 
     def faults_of(self, rank: int, *kinds: str) -> list[Fault]:
-        """Return the faults of a rank; only those of the given kinds, if any are given."""
         return [fault for fault in self.faults if fault.rank == rank and (not kinds or fault.kind in kinds)]
 
     def lag(self, rank: int, row: int) -> float:
@@ -130,7 +129,6 @@ class Spec:
         return any(fault.kind in kinds for fault in self.faults)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Return node rank and local rank of a rank."""
         places = [(node, local) for node, size in enumerate(self.nodes) for local in range(size)]
         return places[rank]
 

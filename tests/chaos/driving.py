@@ -56,13 +56,7 @@ class Evidence:
 
 
 def play(spec: Spec, limit: float, keep: Path | None = None) -> Evidence:
-    """Run a job to its end.
-
-    Args:
-        spec: The job.
-        limit: Seconds after which its processes are killed.
-        keep: Directory for a copy of the job's directory; `None` for no copy.
-    """
+    """Run a job to its end, for at most `limit` seconds; `keep` is a directory for a copy of its directory."""
     begin = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     try:

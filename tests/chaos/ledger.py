@@ -16,12 +16,7 @@ Entry = dict[str, Any]
 
 
 class Ledger:
-    """Writes the entries of a rank, even from signal handlers, threads and forks.
-
-    Args:
-        directory: Directory of the files.
-        rank: Global rank.
-    """
+    """Writes the entries of a rank, even from signal handlers, threads and forks."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._directory = directory

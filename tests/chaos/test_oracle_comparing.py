@@ -44,7 +44,6 @@ TERMS = Terms(axes=frozenset({"samples"}))
 
 
 def kinds(stock: Recorded, ours: Recorded, terms: Terms = TERMS) -> list[str]:
-    """Return the kinds of all differences."""
     return [difference.kind for difference in compare(stock, ours, terms)]
 
 

@@ -33,20 +33,13 @@ CANCELS_UPLOADS = version("wandb").startswith("0.19.")  # its core, if a file is
 
 @dataclass(frozen=True)
 class Played:
-    """The results of a job that played all cases through one integration.
+    """The results of a job that played all cases through one integration."""
 
-    Args:
-        integration: Name of the integration.
-        server: The server that received its runs.
-        finished: The ended job, with its output.
-    """
-
-    integration: str
-    server: WandbServer
-    finished: Finished
+    integration: str  # name of the integration
+    server: WandbServer  # the server that received its runs
+    finished: Finished  # the ended job, with its output
 
     def run(self, name: str) -> RecordedRun:
-        """The one run of a case."""
         return self.server.run(name)
 
     def seen(self, case: str) -> list[dict[str, Any]]:

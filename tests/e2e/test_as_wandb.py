@@ -119,7 +119,6 @@ def of_example(script: Path, directory: Path, *arguments: str) -> tuple[History,
 
 
 def with_the_line_as_it_was(script: Path, directory: Path) -> Path:
-    """Return the script before it was changed."""
     text, changed = THE_LINE.subn(r"\1import wandb", script.read_text(encoding="utf-8"))
     assert changed == 1
     assert "dist_wandb" not in text.split('"""', 2)[2], "the change is more than one line"

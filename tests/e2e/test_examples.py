@@ -27,7 +27,7 @@ def without_login(home: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("commands", "file_count", "run_count"),
     [
-        (python(LIGHTNING), 1, 1),
+        pytest.param(python(LIGHTNING), 1, 1, marks=pytest.mark.cold),
         (python(LIGHTNING, "--strategy", "ddp", "--devices", "2"), 1, 1),
         (torchrun(ACCELERATE, "--run-mode", "new", "--rank-scope", "worker"), 2, 2),
         (torchrun(TRANSFORMERS, "--run-mode", "shared"), 2, 1),

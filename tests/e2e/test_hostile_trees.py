@@ -46,8 +46,6 @@ BOMBS = (
 
 @dataclass(frozen=True)
 class Command:
-    """The results of one command."""
-
     name: str
     code: int | None
     cpu: float

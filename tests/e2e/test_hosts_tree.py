@@ -36,17 +36,11 @@ SOON = 120.0  # seconds within which an expected event must happen
 
 @dataclass
 class Training:
-    """The job, as controlled by the test.
+    """The job, as controlled by the test."""
 
-    Args:
-        directory: Directory of the ranks' messages.
-        job: The processes, by rank; the last one hosts the store.
-        began: Time at which the ranks began to log.
-    """
-
-    directory: Path
-    job: Job
-    began: float = 0.0
+    directory: Path  # directory of the ranks' messages
+    job: Job  # the processes, by rank; the last one hosts the store
+    began: float = 0.0  # time at which the ranks began to log
 
     def begin(self) -> None:
         """Let the ranks begin to log after they have joined."""
@@ -74,11 +68,9 @@ class Training:
         return until
 
     def kill(self, rank: int) -> None:
-        """Kill a rank."""
         os.kill(int((self.directory / f"begun-{rank}").read_text()), signal.SIGKILL)
 
     def await_end(self, ranks: Sequence[int]) -> None:
-        """Wait for ranks to end."""
         for rank in ranks:
             self.job.processes[rank].wait(SOON)
 

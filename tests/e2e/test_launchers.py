@@ -1,7 +1,7 @@
 """Jobs under every launcher: the runs on the server match the policy's test vectors and the doctor's prediction.
 
-`launchers.LAUNCHERS` lists the jobs, and the table in ``docs/evidence.md`` is generated from it: a test fails if it
-does not check every statement of the table about its launcher.
+Every mode and scope occurs: test_hosts.py has all combinations. `launchers.LAUNCHERS` lists the jobs, and the table in
+``docs/evidence.md`` is generated from it: a test fails if it does not check each of its statements about the launcher.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pytest
 from arrived import check_runs, label_of, runs_of
 from launchers import JOBS, Launcher
 from processes import run_job
-from stored import COMBINATIONS, vector_of
+from stored import EACH_ONCE, vector_of
 from wandb_records import PLAIN, RecordedRun
 from wandb_server import WandbServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
-COLD = ("accelerate launch",)  # Lightning: see test_pytorch_lightning.py
+COLD = ("accelerate launch",)  # Lightning: see test_examples.py
 Reports = list[dict[str, Any]]
 
 
@@ -39,7 +39,7 @@ def test_runs_of_every_mode_and_scope_match_the_test_vectors(
     checked = set()
     for when in launcher.when:
         meet = when == "after" or launcher.meets
-        for mode, scope in COMBINATIONS:
+        for mode, scope in EACH_ONCE:
             recorded = runs_of(wandb_server, f"{when}-{mode}-{scope}")
             if layout == (2, 3):
                 check_invariants(recorded, reports, when, mode, scope)

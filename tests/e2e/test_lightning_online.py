@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "fit_and_test.py"
 
 
 def test_fit_and_test_of_forked_ranks_are_one_run(wandb_server: WandbServer, tmp_path: Path) -> None:
-    job = python(SCRIPT, tmp_path, "ddp_fork", "auto", "global")
+    job = python(SCRIPT, tmp_path)
     run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
     run = wandb_server.run("exp")
     assert (run.completions, run.exit_codes) == (1, [0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from history import history_of
 from processes import python, run_job
 from stored import ended_runs
@@ -14,7 +13,6 @@ SCRIPT = Path(__file__).parent / "scripts" / "pytorch_lightning_job.py"
 SPENT = {f"time/{part}" for part in ("data", "forward", "backward", "optimizer")}
 
 
-@pytest.mark.cold  # a warm interpreter has imported `lightning`
 def test_a_job_has_one_run_with_weighted_means_timings_and_its_id_in_the_checkpoint(tmp_path: Path) -> None:
     """With ddp_spawn. For ddp, in which nothing depends on the name space, see test_real_runs.py."""
     finished = run_job(*python(SCRIPT, tmp_path), cwd=tmp_path).check()

@@ -1,7 +1,7 @@
-"""Frameworks with real processes and wandb, offline: the runs on disk afterwards match the policy's test vectors.
+"""Runs that are opened before or after others usually are, with real processes and wandb, offline.
 
-For plain PyTorch see test_hosts.py and test_launchers.py, for Lightning on two nodes test_patterns.py, in other modes
-and with other strategies test_lightning_everything.py and test_lightning_online.py.
+For all modes see test_hosts.py and test_launchers.py, for Lightning on two nodes test_patterns.py, with other
+strategies test_lightning_everything.py and test_lightning_online.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from history import history_of
 from processes import python, run_job, torchrun
-from stored import COMBINATIONS, ROWS, check_runs, ended_runs, vector
+from stored import ROWS, ended_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -41,11 +41,3 @@ def test_lightning_after_an_init_before_fit_has_that_run_alone(tmp_path: Path) -
     assert (stored.config["width"], history.is_flagged) == (3, False)
     assert "Traceback" not in finished.output
     assert not [line for line in finished.lines("dist_wandb: ") if "run_mode=auto" not in line]
-
-
-def test_accelerate_on_two_nodes(tmp_path: Path) -> None:
-    """Trackers by instance, by name and attached, each in modes and scopes of its own."""
-    run_job(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, nodes=2), cwd=tmp_path).check()
-    for run_mode, rank_scope in COMBINATIONS:
-        ranks = vector("2x2", run_mode, rank_scope)
-        check_runs(tmp_path / f"{run_mode}-{rank_scope}", ranks, last_step={"global_step": ROWS - 1})

@@ -108,7 +108,6 @@ def test_an_offline_shared_run_becomes_the_same_as_an_online_one(
 
 
 def described(run: RecordedRun) -> dict[str, Any]:
-    """Return everything that describes a run as a whole."""
     return {
         "name": run.display_name,
         "group": run.group,
@@ -125,7 +124,6 @@ def described(run: RecordedRun) -> dict[str, Any]:
 
 
 def by_label(run: RecordedRun) -> dict[str, tuple[WriterRecord, RecordedRun]]:
-    """Return the writers of a run by the one label of their console lines."""
     labels = {client: {json.loads(line)["label"] for line in writer.console} for client, writer in run.writers.items()}
     assert PLAIN not in labels
     return {label: (run.writers[client], run) for client, (label,) in labels.items()}

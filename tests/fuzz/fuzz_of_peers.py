@@ -152,7 +152,7 @@ def _read_snapshot(data: bytes) -> None:
 _ODD = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 TARGETS = (
-    Target("blob", _read_blob, _blobs, (ConfigurationError,), _NUMBERS, is_native=True),
+    Target("blob", _read_blob, _blobs, (ConfigurationError,), _NUMBERS, examples=500, is_native=True),
     Target("table", _read_table, _tables, (ConfigurationError,)),
     Target("images", lambda data: decoded("images", data), _images, (ConfigurationError,)),
     Target("layout", _read_layout, _layouts, (ConfigurationError,), (b'"sum"', b'"cat"', *_NUMBERS[:2])),

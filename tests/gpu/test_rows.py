@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torchmetrics
 from devices import Device
 
 import dist_wandb
@@ -101,7 +100,9 @@ def test_values_of_several_streams_arrive(device: Device, session: dist_wandb.Se
     assert [(row["value"], row["vector"]) for row in found] == [(2 * at, [2 * at] * 3) for at in range(4)]
 
 
-def metrics_on(device: Device) -> torchmetrics.MetricCollection:
+def metrics_on(device: Device) -> Any:
+    import torchmetrics  # here, because it takes seconds in each process that collects tests
+
     kinds = {"mean": torchmetrics.MeanMetric(), "max": torchmetrics.MaxMetric(), "cat": torchmetrics.CatMetric()}
     both = torchmetrics.MetricCollection(dict(kinds), compute_groups=False)
     both.update(7.0)

@@ -62,7 +62,6 @@ def accelerator_with(log_with: Any) -> Accelerator:
 
 
 def quick(join_timeout: float = 30.0) -> DistWandbTracker:
-    """Return a tracker with the options `QUICK`."""
     return DistWandbTracker(reduce=None, limits=Limits(join_timeout=join_timeout, finish_timeout=0.2))
 
 

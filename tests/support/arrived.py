@@ -13,7 +13,6 @@ from wandb_server import WandbServer
 
 
 def runs_of(server: WandbServer, project: str) -> dict[str, RecordedRun]:
-    """Return the runs of one project, by their ids."""
     return {run.key.split("/")[2]: run for run in server.runs.values() if f"/{project}/" in run.key}
 
 

@@ -46,12 +46,7 @@ def find_chromium() -> str:
 
 
 class Page:
-    """One tab.
-
-    Args:
-        send: File descriptor for commands.
-        receive: File descriptor of answers and events.
-    """
+    """One tab."""
 
     def __init__(self, send: int, receive: int) -> None:
         self.requests: list[str] = []

@@ -67,14 +67,10 @@ class Listener:
 class Victim:
     """A home directory with files that must stay unchanged and secret, a current directory with hostile modules, and a
     listener that must not receive anything.
-
-    Args:
-        directory: Directory that contains all of this.
-        listener: Receives requests to servers that must not be contacted: it is the proxy for all other servers.
     """
 
-    directory: Path
-    listener: Listener
+    directory: Path  # directory that contains all of this
+    listener: Listener  # receives requests to servers that must not be contacted: it is the proxy for all other servers
     before: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     @property
@@ -174,12 +170,7 @@ def _places(home: Path) -> list[Path]:
 
 
 def snapshot(top: Path, *, but: Collection[Path] = ()) -> dict[str, tuple[object, ...]]:
-    """Return mode with file type, owner, time of the last change, and content by the name of each file in a tree.
-
-    Args:
-        top: The directory.
-        but: Directories whose content is left out.
-    """
+    """Return mode, owner, time of the last change, and content by the name of each file, except those below `but`."""
     found: dict[str, tuple[object, ...]] = {}
     waiting = [top]
     while waiting:

@@ -62,14 +62,7 @@ def family_of(key: str) -> str:
 
 
 class CountedStore(dist.Store):
-    """One rank's access to a store in this process, which counts its calls.
-
-    Args:
-        store: The store of all ranks.
-        rank: The rank.
-        counts: The counters.
-        before: Called before each call, with a key and the value to be set, if any; may wait, or raise an error.
-    """
+    """One rank's access to a store in this process, which counts its calls; `before` may wait, or raise an error."""
 
     def __init__(
         self, store: dist.Store, rank: int, counts: Counts, before: Callable[[str, Any], None] = lambda *_: None
@@ -138,7 +131,6 @@ class Outage:
         self.begin, self.end = self._is_here.set, self._is_here.clear
 
     def store_of(self, rank: int) -> CountedStore:
-        """Return a rank's access to the store."""
         return CountedStore(self._store, rank, self._counts, self._refuse)
 
     def _refuse(self, _key: str, _value: Any) -> None:

@@ -53,7 +53,6 @@ class Cuda:
 
     @contextlib.contextmanager
     def no_waiting(self) -> Iterator[None]:
-        """Raise if this thread waits for the device."""
         cuda.set_sync_debug_mode("error")
         try:
             yield
@@ -111,7 +110,6 @@ class StandIn:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[StandIn]:
-        """Make it the device of the process, for torch and for this package."""
         OnStandIn.stand_in = self
         stand_in = self
 
@@ -243,7 +241,6 @@ Device: TypeAlias = Cuda | StandIn
 
 @contextlib.contextmanager
 def used(name: str) -> Iterator[Device]:
-    """Yield the device of a name: `"cuda"` or `"stand-in"`."""
     if name == "cuda":
         yield Cuda()
     else:

@@ -18,19 +18,12 @@ _BEFORE, _BEFORE_ENDS = "<!-- before the code:", "-->"
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code.
+    """A block of code."""
 
-    Args:
-        line: Line number in the document after the opening fence, from 0.
-        language: Language in the opening fence.
-        text: Lines of the block, without common indentation.
-        is_left_out: Whether a comment gives a reason not to run the block.
-    """
-
-    line: int
-    language: str
-    text: str
-    is_left_out: bool
+    line: int  # line number in the document after the opening fence, from 0
+    language: str  # language in the opening fence
+    text: str  # lines of the block, without common indentation
+    is_left_out: bool  # whether a comment gives a reason not to run the block
 
 
 def blocks(document: str) -> list[Block]:

@@ -30,13 +30,7 @@ def operation_name(message: Mapping[str, Any]) -> str:
 
 
 class GraphQL:
-    """Answers GraphQL operations.
-
-    Args:
-        records: Source of the answers, and destination of new records.
-        url: Returns the address of the server, for uploads.
-        features: The server features reported to clients.
-    """
+    """Answers GraphQL operations from `records`, and adds to them; `url` returns the address for uploads."""
 
     def __init__(self, records: Records, url: Callable[[], str], features: Iterable[str] = FEATURES) -> None:
         self._records = records

@@ -20,15 +20,10 @@ BEHIND, LAG = 30, 0.15  # rows of scenarios in which a rank is behind now and th
 
 @dataclass(frozen=True)
 class History:
-    """The rows of one run, in the order in which they were written.
+    """The rows of one run, in the order in which they were written."""
 
-    Args:
-        rows: The rows, including W&B's own values.
-        x: Name of the x axis.
-    """
-
-    rows: list[dict[str, Any]]
-    x: str = "global_step"
+    rows: list[dict[str, Any]]  # the rows, including W&B's own values
+    x: str = "global_step"  # name of the x axis
 
     @property
     def names(self) -> set[str]:

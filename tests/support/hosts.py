@@ -33,14 +33,10 @@ class Hosts:
     """Hosts that reach each other, each with its own address, interface and name.
 
     Their names do not resolve to an address that others can reach, as on many clusters.
-
-    Args:
-        addresses: The address of each host; on loopback they are all equal.
-        why_loopback: Why several hosts are simulated on one; empty if they are not.
     """
 
-    addresses: tuple[str, ...]
-    why_loopback: str = ""
+    addresses: tuple[str, ...]  # the address of each host; on loopback they are all equal
+    why_loopback: str = ""  # why several hosts are simulated on one; empty if they are not
 
     @property
     def are_real(self) -> bool:
@@ -53,7 +49,6 @@ class Hosts:
         return INTERFACE if self.are_real else "lo"
 
     def on(self, host: int, *command: str | Path) -> list[str | Path]:
-        """Return a command that runs on a host."""
         marked: list[str | Path] = ["env", f"{_MARK}={host}", *command]
         if not self.are_real:
             return marked
@@ -179,15 +174,7 @@ def torchrun_on(
 def ranks_on(
     made: Hosts, script: Path, *arguments: object, per_host: int, **variables: object
 ) -> list[list[str | Path]]:
-    """Return the commands that start `script` as ranks on each host, without a launcher.
-
-    Args:
-        made: The hosts.
-        script: The script of each rank.
-        arguments: Arguments of the script.
-        per_host: Number of ranks on each host.
-        variables: Environment variables in addition to torchrun's.
-    """
+    """Return the commands that start `script` as ranks on each host, without a launcher."""
     layout = (per_host,) * len(made.addresses)
     variables = {"MASTER_ADDR": made.addresses[0], **variables}
     commands = rank_commands(script, *arguments, layout=layout, variables=variables)

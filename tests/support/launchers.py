@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from processes import free_port
 from ranks import Command, with_variables
-from stored import COMBINATIONS
+from stored import EACH_ONCE
 
 How = Literal["real", "processes", "variables"]
 When = Literal["before", "after"]
@@ -56,7 +56,7 @@ class Launcher:
 
     def cells(self) -> set[tuple[str, str, str]]:
         """Return the promises of the table: `(when, run mode, rank scope)`."""
-        return {(when, mode, scope) for when in self.when for mode, scope in COMBINATIONS}
+        return {(when, mode, scope) for when in self.when for mode, scope in EACH_ONCE}
 
 
 def variables(pairs: str) -> dict[str, str]:
@@ -65,7 +65,6 @@ def variables(pairs: str) -> dict[str, str]:
 
 
 def _ranks(layout: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Return global rank, node rank and local rank of each rank."""
     places = ((node, local) for node, size in enumerate(layout) for local in range(size))
     return ((rank, node, local) for rank, (node, local) in enumerate(places))
 

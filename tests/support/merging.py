@@ -88,11 +88,7 @@ class Replayed:
 
 
 class Ranks:
-    """The metrics of several ranks, of which the first one computes.
-
-    Args:
-        size: Number of ranks.
-    """
+    """The metrics of several ranks, of which the first one computes."""
 
     def __init__(self, size: int) -> None:
         self.known: list[str] = []  # names that the ranks have agreed on

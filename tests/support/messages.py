@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,17 +29,13 @@ _NOT_ITS_OWN = re.compile(r"dist_wandb:|\b(on )?rank|[^\w\s]")
 
 
 class Message(NamedTuple):
-    """The text of one message.
+    """The text of one message."""
 
-    Args:
-        text: The text, with ``…`` for values.
-        place: File and line.
-    """
-
-    text: str
-    place: str
+    text: str  # the text, with ``…`` for values
+    place: str  # file and line
 
 
+@cache
 def messages() -> list[Message]:
     """Return all texts of warnings and errors."""
     return [message for path in sorted(SOURCE.rglob("*.py")) for message in _of_file(path)]

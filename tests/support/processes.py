@@ -130,13 +130,8 @@ def started(
 ) -> Iterator[Job]:
     """Start commands concurrently; at the end of the block, all processes that they started are killed.
 
-    If a command uses this process's interpreter, a warm one is started (see `warm`).
-
-    Args:
-        commands: The commands.
-        cwd: Working directory of the commands.
-        environment: Their environment; `None` for `clean_environment`.
-        output: A file for the output of all commands, instead of pipes that must be read.
+    If a command uses this process's interpreter, a warm one is started (see `warm`). Without an `environment`, it is
+    `clean_environment`. `output` is a file for the output of all commands, instead of pipes that must be read.
     """
     job = Job(uuid.uuid4().hex, [])
     variables = {**(environment if environment is not None else clean_environment()), _MARK: job.mark}

@@ -26,15 +26,7 @@ def rank_commands(
     layout: Sequence[int] = (),
     variables: Mapping[str, object] = NONE,
 ) -> tuple[Command, ...]:
-    """Return the commands that start `script` as ranks, like a launcher.
-
-    Args:
-        script: The script of each rank.
-        arguments: Arguments of the script.
-        world_size: Number of ranks, if all are on one node.
-        layout: Number of ranks on each node, if there are several.
-        variables: Environment variables of all ranks, in addition to those of a launcher or instead of them.
-    """
+    """Return the commands that start `script` as ranks, like a launcher: on one node, or on those of a `layout`."""
     layout = layout or (world_size,)
     world = {"WORLD_SIZE": sum(layout), "GROUP_WORLD_SIZE": len(layout)}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}

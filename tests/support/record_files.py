@@ -27,7 +27,6 @@ _KINDS = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4
 
 
 def framed(records: Iterable[bytes]) -> bytes:
-    """Return a record file of serialised records."""
     content = bytearray(HEADER)
     for record in records:
         begin, is_first = 0, True

@@ -37,21 +37,14 @@ _TIME_TO_END = 20.0  # seconds
 
 @dataclass(frozen=True)
 class Part:
-    """One command of a check.
+    """One command of a check."""
 
-    Args:
-        name: Name in the summary.
-        command: The command; pytest gets an option for its results in addition.
-        is_pytest: Whether the command is pytest: then its tests are counted, else the command counts as one test.
-        is_beside: Whether it runs concurrently with the following parts, up to the first that does not.
-        niceness: Reduction of its priority, as for `nice`.
-    """
-
-    name: str
-    command: Sequence[str]
+    name: str  # name in the summary
+    command: Sequence[str]  # the command; pytest gets an option for its results in addition
+    # whether the command is pytest: then its tests are counted, else the command counts as one test
     is_pytest: bool = True
-    is_beside: bool = False
-    niceness: int = 0
+    is_beside: bool = False  # whether it runs concurrently with the following parts, up to the first that does not
+    niceness: int = 0  # reduction of its priority, as for `nice`
 
 
 @dataclass(frozen=True)
@@ -162,12 +155,7 @@ def main() -> int:
 
 
 class Started:
-    """A running part.
-
-    Args:
-        part: The part.
-        stack: Ends the part when it is closed.
-    """
+    """A running part."""
 
     def __init__(self, part: Part, stack: ExitStack) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dist_wandb-tests-")))

@@ -64,12 +64,7 @@ def names_of_one_process(names: Iterable[str]) -> list[str]:
 
 
 def group_of(nodeid: str, root: Path) -> str:
-    """Return the group of a test: its id, or its file with the fixture that it shares with other tests of the file.
-
-    Args:
-        nodeid: Id such as ``tests/e2e/test_show.py::test_name[parameter]``.
-        root: The directory to which ids are relative.
-    """
+    """Return the group of a test: its id, or its file with the fixture that it shares with other tests of the file."""
     path, _, test = nodeid.partition("::")
     name, _, parameter = test.partition("[")
     shared = _shared(root / path)

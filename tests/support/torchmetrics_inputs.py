@@ -13,11 +13,7 @@ SIZES = (6, 4, 5, 3)  # numbers of samples in the batches
 
 
 class Draw:
-    """The random generator of a batch: the same in each test.
-
-    Args:
-        turn: Index of the batch.
-    """
+    """The random generator of a batch: the same in each test."""
 
     def __init__(self, turn: int) -> None:
         self.turn = turn

@@ -67,7 +67,6 @@ def of_rank(directory: Path, rank: int, *, world_size: int = 2, session: int = 1
 
 
 def log_of_attempt(run: StoredRun, *entries: dict[str, Any], before: Sent = Sent()) -> None:  # noqa: B008  # frozen
-    """Write the log of an upload of a run by this user."""
     state = FileState(run)
     with state.locked():
         log = state.begin(before) / "wandb" / "logs" / "debug-sync.1.log"
@@ -88,7 +87,6 @@ def order(run: UploadRun) -> list[str]:
 
 
 def recorded(text: str, row: str = "1", entity: str = "") -> bytes:
-    """Return the content of a file with a run record, which contains `text`, and a row."""
     run, history = new_record(), new_record()
     run.run.run_id, run.run.entity, run.control.mailbox_slot = "exp", entity, text
     history.history.item.add().value_json = row

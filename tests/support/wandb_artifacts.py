@@ -14,12 +14,7 @@ _TIME = "2026-01-01T00:00:00"
 
 
 class ArtifactQueries:
-    """Answers the GraphQL operations that read artifacts.
-
-    Args:
-        records: Source of the answers; uses of artifacts are recorded here.
-        url: Returns the address of the server, for downloads.
-    """
+    """Answers the GraphQL operations that read artifacts from `records`; their uses are recorded there."""
 
     def __init__(self, records: Records, url: Callable[[], str]) -> None:
         self._records = records
@@ -36,7 +31,6 @@ class ArtifactQueries:
         }
 
     def version_of(self, artifact: RecordedArtifact) -> int:
-        """Return the version number of an artifact in its collection."""
         return self._versions(artifact.project, artifact.name).index(artifact)
 
     def _versions(self, project: str, name: str) -> list[RecordedArtifact]:

@@ -204,8 +204,6 @@ class RecordedRun:
 
 @dataclass
 class RecordedArtifact:
-    """The records of one version of an artifact."""
-
     artifact_id: str
     run: str  # the key of the run that logged it
     client: str

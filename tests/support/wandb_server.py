@@ -42,68 +42,40 @@ _API_KEY = "0123456789" * 4
 
 @dataclass(frozen=True)
 class Request:
-    """A request from a client.
+    """A request from a client."""
 
-    Args:
-        scope: ``"graphql"``, ``"file_stream"``, ``"files"`` (uploads and downloads), or ``"other"``.
-        operation: Name of the GraphQL operation, else method and path.
-        client: The shared writer that sent the request, or `PLAIN`.
-        message: Decoded body of GraphQL and file stream requests.
-        content: Body of other requests.
-    """
-
-    scope: str
-    operation: str
-    client: str
+    scope: str  # ``"graphql"``, ``"file_stream"``, ``"files"`` (uploads and downloads), or ``"other"``
+    operation: str  # name of the GraphQL operation, else method and path
+    client: str  # the shared writer that sent the request, or `PLAIN`
     path: str
-    message: Mapping[str, Any] = field(default_factory=dict)
-    content: bytes = b""
+    message: Mapping[str, Any] = field(default_factory=dict)  # decoded body of GraphQL and file stream requests
+    content: bytes = b""  # body of other requests
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The response to a request.
+    """The response to a request."""
 
-    Args:
-        status: HTTP status; `None` if the connection was closed without a response.
-        body: Sent as JSON.
-        content: Content of a file, sent instead of `body`.
-        headers: Further headers.
-    """
-
-    status: int | None
-    body: Mapping[str, Any] = field(default_factory=dict)
-    content: bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int | None  # HTTP status; `None` if the connection was closed without a response
+    body: Mapping[str, Any] = field(default_factory=dict)  # sent as JSON
+    content: bytes | None = None  # content of a file, sent instead of `body`
+    headers: Mapping[str, str] = field(default_factory=dict)  # further headers
 
 
 @dataclass(eq=False)
 class Fault:
-    """An injected failure of requests, active until it is stopped.
+    """An injected failure of requests, active until it is stopped."""
 
-    Args:
-        scope: Scope of the affected requests, or the name of one GraphQL operation.
-        count: Number of affected requests; `None` for all until the fault is stopped.
-        status: HTTP status of the response; `None` lets requests pass, unless `drop` is set.
-        drop: Whether the connection is closed without a response.
-        delay: Seconds to wait first, or until it is stopped.
-        processed: Whether the server records the requests anyway, so that only the response is lost.
-        only: Selects the affected requests; `None` for all of the scope.
-        message: The error in the response.
-        headers: Further headers of the response.
-        hits: Number of requests affected so far.
-    """
-
-    scope: str
-    count: int | None = None
-    status: int | None = None
-    drop: bool = False
-    delay: float = 0.0
-    processed: bool = False
-    only: Callable[[Request], bool] | None = None
-    message: str = "injected by the test"
-    headers: Mapping[str, str] = field(default_factory=dict)
-    hits: int = 0
+    scope: str  # scope of the affected requests, or the name of one GraphQL operation
+    count: int | None = None  # number of affected requests; `None` for all until the fault is stopped
+    status: int | None = None  # HTTP status of the response; `None` lets requests pass, unless `drop` is set
+    drop: bool = False  # whether the connection is closed without a response
+    delay: float = 0.0  # seconds to wait first, or until it is stopped
+    processed: bool = False  # whether the server records the requests anyway, so that only the response is lost
+    only: Callable[[Request], bool] | None = None  # selects the affected requests; `None` for all of the scope
+    message: str = "injected by the test"  # the error in the response
+    headers: Mapping[str, str] = field(default_factory=dict)  # further headers of the response
+    hits: int = 0  # number of requests affected so far
     stopped: bool = False
 
     def stop(self) -> None:
@@ -118,11 +90,7 @@ class Fault:
 
 
 class WandbServer:
-    """A W&B server on loopback, in threads of this process, for the duration of a ``with`` block.
-
-    Args:
-        features: The server features reported to clients.
-    """
+    """A W&B server on loopback, in threads of this process, for the duration of a ``with`` block."""
 
     def __init__(self, features: Iterable[str] = FEATURES) -> None:
         self._records = Records()
@@ -152,12 +120,7 @@ class WandbServer:
         return f"http://{_HOST}:{self.port}"
 
     def environment(self, directory: Path, **extra: str) -> dict[str, str]:
-        """Return the environment of a client process.
-
-        Args:
-            directory: Directory for wandb's caches and settings.
-            extra: Further variables.
-        """
+        """Return the environment of a client process, whose caches and settings are in `directory`."""
         places = {
             f"WANDB_{name}_DIR": str(directory / f"wandb-{name.lower()}")
             for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")

@@ -20,37 +20,23 @@ _Data = dict[str, Any]
 
 @dataclass
 class Trial:
-    """One trial: a run that does not exist until an agent has opened it.
+    """One trial: a run that does not exist until an agent has opened it."""
 
-    Args:
-        run_id: Id that the server generated for its run.
-        values: Values of the sweep's parameters.
-        agent: The agent that runs it; empty before any does.
-        is_stopped: Whether its agent should stop it.
-        has_ended: Whether its agent has reported that it no longer runs.
-    """
-
-    run_id: str
-    values: dict[str, Any]
-    agent: str = ""
-    is_stopped: bool = False
-    has_ended: bool = False
+    run_id: str  # id that the server generated for its run
+    values: dict[str, Any]  # values of the sweep's parameters
+    agent: str = ""  # the agent that runs it; empty before any does
+    is_stopped: bool = False  # whether its agent should stop it
+    has_ended: bool = False  # whether its agent has reported that it no longer runs
 
 
 @dataclass
 class RecordedSweep:
-    """A sweep over a grid.
+    """A sweep over a grid."""
 
-    Args:
-        name: Id of the sweep, as users write it.
-        config: The config passed to ``wandb.sweep``.
-        trials: All points of the grid, the last parameter varying fastest.
-    """
-
-    name: str
-    config: dict[str, Any]
+    name: str  # id of the sweep, as users write it
+    config: dict[str, Any]  # the config passed to ``wandb.sweep``
     project: str = PROJECT
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)  # all points of the grid, the last parameter varying fastest
 
     def __post_init__(self) -> None:
         parameters = self.config["parameters"]

@@ -11,14 +11,7 @@ import torch.distributed as dist
 
 
 class Wire:
-    """A port of this host that forwards to another port.
-
-    Args:
-        target: The port to forward to.
-
-    Attributes:
-        port: The port to connect to.
-    """
+    """A port of this host, `port`, that forwards to the port `target`."""
 
     def __init__(self, target: int) -> None:
         self._target = target

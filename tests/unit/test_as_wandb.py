@@ -55,7 +55,6 @@ TWO_RANKS = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 def replaced_by_a_run() -> set[str]:
-    """Return the names that wandb sets in its module when a run starts."""
     return set(inspect.signature(module_of_wandb.set_global).parameters)
 
 

@@ -104,9 +104,9 @@ def _strings() -> Iterator[str]:
     """Yield the parts of the strings of all tests, also of patterns, but not docstrings."""
     for path in sorted(TESTS.rglob("*.py")):
         if path.name not in (Path(__file__).name, "messages.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-            for node in ast.walk(tree):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+            for node in nodes:
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
                     yield node.value
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dist_wandb.runs import wandb_private
 from dist_wandb.runs.requested import check_id, given, variable
 from dist_wandb.settings.plan import RunPlan
 
@@ -51,12 +52,7 @@ def forget_missing_values() -> None:
 def values() -> dict[str, Any]:
     """Return the trial's values, from the agent's file; none without an agent, or without the file on this node."""
     path = os.environ.get(_VALUES)
-    with suppress(Exception):  # `wandb.init`, which reads it on the rank with the run, reports what is wrong
-        if path and is_trial():
-            from wandb.sdk.lib.config_util import dict_from_config_file
-
-            return dict(dict_from_config_file(path) or {})
-    return {}
+    return wandb_private.values_in(path) if path and is_trial() else {}
 
 
 def not_kept(init_arguments: Mapping[str, Any]) -> str | None:

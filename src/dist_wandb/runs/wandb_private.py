@@ -345,6 +345,15 @@ def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, A
     return found, json.loads(util.json_dumps_safer_history(made))
 
 
+def values_in(path: str) -> dict[str, Any]:
+    """Return the values in a config file of wandb, such as an agent writes; none if it cannot be read."""
+    with suppress(Exception):  # `wandb.init`, which reads it on the rank with the run, reports what is wrong
+        from wandb.sdk.lib.config_util import dict_from_config_file
+
+        return dict(dict_from_config_file(path) or {})
+    return {}
+
+
 def fill_config(run: Run, values: Mapping[str, Any]) -> None:
     """Put values, which W&B already has, into the config of an attached run, which wandb leaves empty; send nothing."""
     update = getattr(run.config, "_update", None)

@@ -60,7 +60,6 @@ class Terms:
     joined: frozenset[str] = frozenset()
 
     def of_user(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that are compared, each as it is compared."""
         left_out = {self.x, *self.unlike, *([DEGRADED] if self.is_failing else ())}
         kept = {name: value for name, value in values.items() if name.split(".")[0] not in _OF_WANDB | left_out}
         return {name: self._compared(value) for name, value in kept.items() if name not in left_out}
@@ -79,7 +78,6 @@ class Terms:
         )
 
     def rows_of_ours(self, run: Recorded) -> list[Row]:
-        """Return the rows of this package."""
         return self._joined(Row(row.get(self.x), self.of_user(row)) for row in run.rows)
 
     def _joined(self, rows: Iterable[Row]) -> list[Row]:

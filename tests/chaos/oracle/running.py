@@ -65,11 +65,7 @@ def play_ours(scripts: Sequence[Script], variant: Variant) -> dict[str, Recorded
 
 
 class Stock:
-    """What stock wandb leaves of scripts: one job, in which each is played once or twice.
-
-    Args:
-        scripts: The scripts. Some have to be played in another form for comparisons with a job of several ranks.
-    """
+    """What stock wandb leaves of scripts: one job. Some are played a second time, to compare several ranks with."""
 
     def __init__(self, scripts: Sequence[Script]) -> None:
         keys = [(script, peers) for script in scripts for peers in (0, 1)]

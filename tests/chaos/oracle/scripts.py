@@ -57,8 +57,6 @@ class Script:
 
 @dataclass(frozen=True)
 class ForStock:
-    """A script as stock wandb plays it."""
-
     script: Script
     x_of: dict[int, int]  # the documented position on our x axis by wandb's step, where they differ
 

@@ -18,8 +18,6 @@ EXAMPLES = 8  # of a rank and an epoch; all are equal, so that all ranks have eq
 
 
 class Model(torch.nn.Module):
-    """A model that the Trainer can train."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(2, 1)

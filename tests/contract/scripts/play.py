@@ -132,8 +132,6 @@ class Accelerated(Part):
 
 
 class CaseModule(Layer):
-    """Plays a case in the only training step."""
-
     def __init__(self, play: Callable[[], None]) -> None:
         super().__init__()
         self.play = play
@@ -188,8 +186,6 @@ def transformers(case: Case, config: dict[str, Any], **arguments: Any) -> None:
     from dist_wandb.transformers import DistWandbCallback
 
     class CaseModel(PreTrainedModel):  # type: ignore[misc]  # transformers is not typed here
-        """Plays the case in its only forward pass."""
-
         def __init__(self) -> None:
             super().__init__(PretrainedConfig())
             self.layer = torch.nn.Linear(1, 1)

@@ -1,7 +1,7 @@
-"""Ranks that end in several ways without `finish`, many times; each prints nothing, and ends as Python would.
+"""Ranks that end in several ways without `finish`; each prints nothing, and ends as Python would.
 
-This process imports everything once. For each way and repetition it forks two ranks, which use a separate store, log,
-and leave `main` like a separate script: through the shutdown of the interpreter.
+This process imports everything once. For each way it forks two ranks, which use a separate store, log, and leave `main`
+like a separate script: through the shutdown of the interpreter. Every other way has a store over TCP, the rest a file.
 """
 
 import gc
@@ -21,7 +21,7 @@ from processes import free_port
 import dist_wandb
 
 ROWS = 20
-AT_ONCE = 4  # concurrent repetitions
+AT_ONCE = 4  # concurrent pairs of ranks
 
 
 def rank_logs(kind: str, rank: int, meeting: str) -> dist_wandb.Session:
@@ -58,7 +58,7 @@ def end(kind: str, rank: int, run: dist_wandb.Session, ready: int) -> None:
         dist.destroy_process_group()
 
 
-def fork_repetition(kind: str, number: int, directory: Path) -> tuple[list[int], int] | None:
+def fork_ranks(kind: str, number: int, directory: Path) -> tuple[list[int], int] | None:
     """Start two ranks. Return their ids and the pipe that signals readiness; `None` in a rank that should end now."""
     # A file store does not detect a lost rank: the other waits for it in native code, for ten seconds.
     over_tcp = number % 2 == 0 or kind == "early_ctrl_c"
@@ -86,18 +86,18 @@ def interrupt_when_ready(children: list[int], read_end: int) -> None:
         os.kill(child, signal.SIGINT)
 
 
-def main(directory: str, times: str, *kinds: str) -> None:
+def main(directory: str, *kinds: str) -> None:
     # A shell's background job, as in CI, starts with SIGINT ignored, and Python keeps it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()  # exempt imported objects from collection, which saves a third of the time of an exit
-    waiting = [(kind, number) for number in range(int(times)) for kind in kinds]
+    waiting = list(enumerate(kinds))
     for begin in range(0, len(waiting), AT_ONCE):
         under_way = []
-        for kind, number in waiting[begin : begin + AT_ONCE]:
-            repetition = fork_repetition(kind, number, Path(directory))
-            if repetition is None:
+        for number, kind in waiting[begin : begin + AT_ONCE]:
+            forked = fork_ranks(kind, number, Path(directory))
+            if forked is None:
                 return
-            under_way.append((kind, *repetition))
+            under_way.append((kind, *forked))
         for kind, children, read_end in under_way:
             if kind == "ctrl_c":
                 interrupt_when_ready(children, read_end)

@@ -1,6 +1,5 @@
-"""Lightning: fit, then test, in one mode and scope."""
+"""Lightning: fit, then test, in forked ranks."""
 
-import os
 import sys
 
 import torch
@@ -9,7 +8,6 @@ from lightning_trainers import Layer, samples, trainer_of_two
 from stored import PATIENT, ROWS
 
 from dist_wandb import DistWandbLogger, Limits
-from dist_wandb.settings.plan import RankScope, RunMode
 
 
 class Model(Layer):
@@ -36,28 +34,17 @@ class Model(Layer):
         self.log("tested", 10.0 * self.global_rank + len(batch))
 
 
-def main(directory: str, strategy: str, run_mode: RunMode, rank_scope: RankScope) -> None:
+def main(directory: str) -> None:
     data = samples(2 * ROWS)
-    logger = DistWandbLogger(
-        name="nm",
-        save_dir=directory,
-        id="exp",
-        project="tests",
-        offline=os.environ.get("WANDB_MODE") == "offline",
-        run_mode=run_mode,
-        rank_scope=rank_scope,
-        limits=Limits(heartbeat=PATIENT),
-    )
+    logger = DistWandbLogger("nm", directory, "exp", project="tests", limits=Limits(heartbeat=PATIENT))
     logger.log_hyperparams({"lr": 0.1})
-    is_fork = strategy == "ddp_fork"
-    if is_fork:
-        _ = logger.experiment  # a run that the forked ranks inherit
-    trainer = trainer_of_two(logger, strategy=strategy)
-    model = Model(uses_wandb=is_fork)
+    _ = logger.experiment  # a run that the forked ranks inherit
+    trainer = trainer_of_two(logger, strategy="ddp_fork")
+    model = Model(uses_wandb=True)
     trainer.fit(model, data)
     trainer.test(model, data, verbose=False)
     logger.experiment.finish()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])  # type: ignore[arg-type]  # the test passes modes and scopes
+    main(*sys.argv[1:])

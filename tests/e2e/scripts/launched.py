@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from plain_loop import log_rows
 from processes import wait_until
-from stored import COMBINATIONS, PATIENT
+from stored import EACH_ONCE, PATIENT
 
 import dist_wandb
 from dist_wandb.cli import main as dist_wandb_command
@@ -77,9 +77,9 @@ def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Rep
 
 
 def sessions(when: str, directory: str) -> dict[str, Report]:
-    """Open a session of every mode and scope with the id of the environment, and one with a generated id."""
+    """Open sessions of every mode and scope with the id of the environment, and one with a generated id."""
     reports = {
-        f"{mode}-{scope}": session(f"{when}-{mode}-{scope}", directory, mode, scope) for mode, scope in COMBINATIONS
+        f"{mode}-{scope}": session(f"{when}-{mode}-{scope}", directory, mode, scope) for mode, scope in EACH_ONCE
     }
     run_id = os.environ.pop("WANDB_RUN_ID")
     reports["generated"] = session(f"{when}-generated", directory, "new", "global")
@@ -88,7 +88,7 @@ def sessions(when: str, directory: str) -> dict[str, Report]:
 
 
 def predictions() -> dict[str, Report]:
-    return {f"{mode}-{scope}": doctor(mode, scope) for mode, scope in COMBINATIONS}
+    return {f"{mode}-{scope}": doctor(mode, scope) for mode, scope in EACH_ONCE}
 
 
 def open_process_group() -> None:

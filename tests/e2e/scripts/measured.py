@@ -123,7 +123,6 @@ def code_of(act: Callable[[], object]) -> int:
 
 
 def memory_of(process: int) -> int:
-    """Return the memory of a process in bytes."""
     try:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * _PAGE
     except (OSError, IndexError):  # it is ending
@@ -131,7 +130,6 @@ def memory_of(process: int) -> int:
 
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
-    """Run one command."""
     for name in order["preloads"]:
         importlib.import_module(name)
     output, errors = (Path(f"{order['output']}.{kind}") for kind in ("out", "err"))

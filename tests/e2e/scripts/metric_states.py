@@ -18,8 +18,6 @@ M_MMAP_THRESHOLD = -3
 
 
 class Last(torchmetrics.CatMetric):
-    """The last number."""
-
     def compute(self) -> torch.Tensor:
         """Return it."""
         return torch.as_tensor(super().compute())[-1]

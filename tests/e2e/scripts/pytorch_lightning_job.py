@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+for name in [name for name in sys.modules if name.partition(".")[0] == "lightning"]:
+    del sys.modules[name]  # of a warm interpreter
 sys.modules["lightning"] = None  # type: ignore[assignment]  # as if it were not installed
 
 import torch

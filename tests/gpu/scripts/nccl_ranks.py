@@ -110,7 +110,6 @@ def dataset(_: Any, model: Any, __: Any) -> None:
 
 
 def barrier(_: Any, __: Any, device: torch.device) -> None:
-    """Rank 1 leaves out a barrier."""
     if dist.get_rank() != 1:
         dist.barrier()  # the barrier
     many = torch.ones(1 << 22, device=device)

@@ -67,13 +67,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def become(request: Request, received: Iterable[int], base_path: list[str]) -> None:
-    """Turn this process into the one that was requested by starting the stand-in.
-
-    Args:
-        request: The request of the stand-in.
-        received: Descriptors received from it, in the order of `request.descriptors`.
-        base_path: `sys.path` of this interpreter without additions.
-    """
+    """Turn this process into the one that was requested; `base_path` is `sys.path` without additions."""
     os.setsid()
     _libc.on_exit(_libc._exit, None)
     for descriptor in request.namespaces.values():

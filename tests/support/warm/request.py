@@ -45,66 +45,37 @@ _WITHOUT_EFFECT = (
 
 @dataclass(frozen=True)
 class Known:
-    """The state of the server.
+    """The state of the server."""
 
-    Args:
-        environment: Its variables before the imports.
-        read: Names of the variables read during the imports.
-        made: Variables set by the libraries.
-        modules: Top-level names of all imported modules.
-        rights: Users, groups and capabilities.
-        namespaces: Its namespaces by kind.
-    """
-
-    environment: Mapping[str, str]
-    read: frozenset[str]
-    made: Mapping[str, str]
-    modules: frozenset[str]
-    rights: tuple[str, ...]
-    namespaces: Mapping[str, str]
+    environment: Mapping[str, str]  # its variables before the imports
+    read: frozenset[str]  # names of the variables read during the imports
+    made: Mapping[str, str]  # variables set by the libraries
+    modules: frozenset[str]  # top-level names of all imported modules
+    rights: tuple[str, ...]  # users, groups and capabilities
+    namespaces: Mapping[str, str]  # its namespaces by kind
 
 
 @dataclass(frozen=True)
 class Request:
-    """How a stand-in was started.
+    """How a stand-in was started."""
 
-    Args:
-        pid: Process id of the stand-in.
-        stand_in: Path of the stand-in.
-        kind: Kind of the program.
-        target: The script, the module or the code.
-        arguments: The arguments after the target.
-        words: All arguments, as given.
-        unbuffered: Whether `-u` is among them.
-        environment: Environment variables.
-        directory: Working directory.
-        descriptors: Numbers of the open files.
-        umask: Mask for new files.
-        blocked: Blocked signals.
-        ignored: Ignored signals.
-        processors: Processors that it may use.
-        limits: Resource limits that differ from the server's.
-        niceness: Priority, as for `nice`.
-        namespaces: Descriptors of the namespaces that differ from the server's, by kind.
-    """
-
-    pid: int
-    stand_in: str
-    kind: Kind
-    target: str
-    arguments: tuple[str, ...]
-    words: tuple[str, ...]
-    unbuffered: bool
-    environment: Mapping[str, str]
-    directory: str
-    descriptors: tuple[int, ...]
-    umask: int
-    blocked: frozenset[int]
-    ignored: frozenset[int]
-    processors: frozenset[int]
-    limits: Mapping[int, tuple[int, int]]
-    niceness: int
-    namespaces: Mapping[str, int]
+    pid: int  # process id of the stand-in
+    stand_in: str  # path of the stand-in
+    kind: Kind  # kind of the program
+    target: str  # the script, the module or the code
+    arguments: tuple[str, ...]  # the arguments after the target
+    words: tuple[str, ...]  # all arguments, as given
+    unbuffered: bool  # whether `-u` is among them
+    environment: Mapping[str, str]  # environment variables
+    directory: str  # working directory
+    descriptors: tuple[int, ...]  # numbers of the open files
+    umask: int  # mask for new files
+    blocked: frozenset[int]  # blocked signals
+    ignored: frozenset[int]  # ignored signals
+    processors: frozenset[int]  # processors that it may use
+    limits: Mapping[int, tuple[int, int]]  # resource limits that differ from the server's
+    niceness: int  # priority, as for `nice`
+    namespaces: Mapping[str, int]  # descriptors of the namespaces that differ from the server's, by kind
 
     @property
     def search_path(self) -> list[str]:

@@ -150,13 +150,7 @@ class _Client:
 
 
 class Server:
-    """Forks a child for each stand-in that connects.
-
-    Args:
-        listening: Listening socket for stand-ins.
-        home: Directory of the test run, with a named pipe that the run holds open.
-        known: State of this process after the imports.
-    """
+    """Forks a child for each stand-in that connects."""
 
     def __init__(self, listening: socket.socket, home: Path, known: Known) -> None:
         self._listening = listening

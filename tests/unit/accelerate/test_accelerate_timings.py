@@ -126,7 +126,6 @@ def test_a_compiled_model_is_measured_from_outside_and_may_wait(parts: list[str 
 
 
 def waits_in_forward_pass_of(model: nn.Module) -> bool:
-    """Return whether the forward pass of a prepared model counts as waiting for other ranks."""
     session = mock.MagicMock()
     PreparedTimings(lambda: session).measure([model])
     model(torch.ones(1, 2))

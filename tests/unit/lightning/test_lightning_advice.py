@@ -45,7 +45,6 @@ class Module(BoringModel):
 
 
 def advised(logger: Any, model: BoringModel | None = None, **arguments: Any) -> list[str]:
-    """Return the names for which Lightning gives the advice."""
     batches = {"limit_train_batches": 2, "limit_val_batches": 2, "num_sanity_val_steps": 0}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -200,7 +200,6 @@ class Lost:
 
 
 def options_of(logger: Any) -> Options:
-    """Return the options of one of our loggers."""
     assert logger.experiment
     session = registry.open_sessions()[-1]
     session.finish()

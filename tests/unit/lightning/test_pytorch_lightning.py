@@ -1,4 +1,4 @@
-"""The logger in the name space `pytorch_lightning`. What is imported decides, so each test has a new interpreter."""
+"""The logger in the name space `pytorch_lightning`. What is imported decides, so each test has its own process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import pytest
 from processes import clean_environment, run_job
 from stored import ended_runs, read_history
 
-pytestmark = pytest.mark.cold  # a warm interpreter has imported `lightning`
-
-WITHOUT_LIGHTNING = 'import sys; sys.modules["lightning"] = None\n'
+NOTHING_IMPORTED = """
+import sys, warnings
+warnings.simplefilter("ignore")
+for name in [name for name in sys.modules if name.partition(".")[0] == "lightning"]:
+    del sys.modules[name]  # of a warm interpreter
+"""
 
 
 def run(directory: Path, code: str) -> None:
-    run_job([sys.executable, "-W", "ignore", "-c", code], cwd=directory, environment=clean_environment()).check()
+    run_job([sys.executable, "-c", NOTHING_IMPORTED + code], cwd=directory, environment=clean_environment()).check()
 
 
 @pytest.mark.slow
@@ -81,6 +84,7 @@ assert isinstance(logger, WandbLogger)
 @pytest.mark.newest  # reads the rows
 def test_fabric_without_lightning(tmp_path: Path) -> None:
     code = """
+sys.modules["lightning"] = None
 from dist_wandb import DistWandbLogger
 from lightning_fabric import Fabric
 logger = DistWandbLogger(project="tests", id="exp")
@@ -90,7 +94,7 @@ for step in range(3):
     fabric.log("loss", 0.5 * step, step=step)
 logger.experiment.finish()
 """
-    run(tmp_path, WITHOUT_LIGHTNING + code)
+    run(tmp_path, code)
     (stored,) = ended_runs(tmp_path, 1)
     rows = read_history(stored.path)
     assert [(row["trainer/global_step"], row["loss"]) for row in rows] == [(0, 0), (1, 0.5), (2, 1)]

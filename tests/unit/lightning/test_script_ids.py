@@ -24,7 +24,6 @@ def _bare(bare_environment: None) -> None:
 
 @pytest.fixture
 def place(begin_script: Callable[..., Path]) -> Path:
-    """The directory of the ids."""
     return begin_script()
 
 

@@ -33,49 +33,30 @@ SECRETS = [
 ]
 ORDINARY = [
     *("lr", "monkey", "keypoints", "keyframe_rate", "keyword", "keyboard", "author", "authors", "authority"),
-    *(
-        "tokenizer",
-        "tokenization",
-        "bypass",
-        "passes",
-        "compass",
-        "secretary",
-        "pattern",
-        "path",
-        "hotkeys",
-    ),
+    *("tokenizer", "tokenization", "bypass", "passes", "compass", "secretary", "pattern", "path", "hotkeys"),
     *("donkeys", "cookiecutter", "patience", "", "...", "_", "0"),
 ]
 
 
 @pytest.mark.parametrize("name", SECRETS)
-@pytest.mark.parametrize(
-    "value",
-    ["x", b"x", ["x"], {"a": [{"b": "x"}]}, ("x", 1), {"x"}, Path("x"), object()],
-    ids=lambda value: type(value).__name__,
-)
-def test_names_of_secrets_are_recognised_in_many_spellings(name: str, value: object) -> None:
-    assert is_secret(name, value)
+def test_names_of_secrets_are_recognised_in_many_spellings_unless_they_are_empty(name: str) -> None:
+    full = ["x", b"x", ["x"], {"a": [{"b": "x"}]}, ("x", 1), {"x"}, Path("x"), object()]
+    empty: list[object] = [None, True, "", " ", [], {}, {"a": [None, False]}]
+    assert [value for value in (*full, *empty) if is_secret(name, value)] == full
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-@pytest.mark.parametrize("value", ["x", 7, ["x"], {"password": "x"}], ids=repr)
-def test_names_that_only_resemble_secrets_are_not_secrets(name: str, value: object) -> None:
-    assert not is_secret(name, value)  # items of a dict have their own names
-
-
-@pytest.mark.parametrize("name", SECRETS)
-@pytest.mark.parametrize("value", [None, True, "", " ", [], {}, {"a": [None, False]}], ids=repr)
-def test_empty_values_are_not_secrets(name: str, value: object) -> None:
-    assert not is_secret(name, value)
+def test_names_that_only_resemble_secrets_are_not_secrets(name: str) -> None:
+    values = ("x", 7, ["x"], {"password": "x"})  # items of a dict have their own names
+    assert not [value for value in values if is_secret(name, value)]
 
 
 @pytest.mark.parametrize(
     "name", ["max_tokens", "num_key_value_heads", "token_dim", "tokens_per_step", "keys", "key_dim"]
 )
-@pytest.mark.parametrize("value", [7, 0.5, [1, 2], {"a": 1}, np.float32(1), np.arange(3)], ids=repr)
-def test_numbers_that_all_ranks_need_are_published(name: str, value: object) -> None:
-    assert not is_secret(name, value)
+def test_numbers_that_all_ranks_need_are_published(name: str) -> None:
+    values = (7, 0.5, [1, 2], {"a": 1}, np.float32(1), np.arange(3))
+    assert not [value for value in values if is_secret(name, value)]
 
 
 @pytest.mark.parametrize("name", ["hf_token", "api_key", "pin.password", "secrets", "auth"])

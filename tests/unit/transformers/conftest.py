@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -10,6 +11,12 @@ from accelerate_state import fresh_state
 from fakes import FakeWandb
 
 __all__ = ["fresh_state", "whole_run"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_objects() -> None:
+    """Exempt what earlier tests have left from garbage collection, which the Trainer requests at each end."""
+    gc.freeze()
 
 
 @pytest.fixture
