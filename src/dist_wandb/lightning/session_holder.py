@@ -301,8 +301,8 @@ class NullExperiment(NullRun, OfLightning):
     def __init__(self, holder: SessionHolder) -> None:
         super().__init__()
         self.__dict__["_holder"] = holder
-        self.show_config(ConfigView(_EarlyConfig(holder)))
-        self.show_step(lambda: 0 if holder.session is None else holder.session.step)
+        step = lambda: 0 if holder.session is None else holder.session.step  # noqa: E731
+        self.show(config=ConfigView(_EarlyConfig(holder)), _step=step)
 
         def metadata() -> Mapping[str, Any]:
             run = None if holder.session is None else holder.session.run
