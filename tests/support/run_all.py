@@ -58,7 +58,7 @@ class Outcome:
 def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
     """Return the parts of all checks; tests of whole jobs run `workers` at a time."""
     newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
-    core = ("-n", "2", "--dist", "loadfile")
+    core, waiting = (("-n", number, "--dist", "loadfile") for number in ("2", "3"))  # many of the oldest's tests wait
     first = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")  # otherwise the few jobs come last
     jobs = ("-n", str(workers), "--dist", "loadgroup")
     lint = (
@@ -90,7 +90,7 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
             ),
         ),
         "test-oldest": (
-            Part("oldest: core", (*oldest, *core, "-m", "not newest", "tests/unit"), is_beside=True, niceness=5),
+            Part("oldest: core", (*oldest, *waiting, "-m", "not newest", "tests/unit"), is_beside=True, niceness=5),
             Part(
                 "oldest: whole jobs",
                 (*oldest, *jobs, "-m", "not newest", "tests/contract", *_WITH_OLDEST),
