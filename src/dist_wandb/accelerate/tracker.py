@@ -73,9 +73,11 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: The ranks whose numbers belong together: a group, a mesh, ranks, or a dimension of the framework's mesh.
+        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
+            dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
-        stall_timeout: Seconds without a sign of any rank until a message says where they stand; `None` for never.
+        stall_timeout: Seconds without a sign of any rank until a message says where the ranks stand: `"auto"` for at
+            least 300, `None` for never.
         on_stall: A function that is called with the same as data.
         timings: Whether to measure loading, forward pass, backward pass and update of each rank, and to name the rank
             that holds the others up. `Accelerator.prepare` and `backward` are wrapped for it, and the objects that

@@ -66,9 +66,11 @@ class DistWandbLogger(StockLogger):
         config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: The ranks whose numbers belong together: a group, a mesh, ranks, or a dimension of the framework's mesh.
+        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
+            dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
-        stall_timeout: Seconds without a sign of any rank until a message says where they stand; `None` for never.
+        stall_timeout: Seconds without a sign of any rank until a message says where the ranks stand: `"auto"` for at
+            least 300, `None` for never.
         on_stall: A function that is called with the same as data.
         timings: Whether to write how long each rank takes to load data, for the passes and for the optimizer's step,
             and which rank holds the others up (``docs/timings.md``). The Trainer has one more callback while it fits;
