@@ -294,7 +294,7 @@ class WatchingExchange(Exchange):
             except Moved as moved:
                 primary = moved.primary
             except Over:
-                primary = 0  # it has written the run
+                primary = 0  # it has written the run, or could not open it: see `close`
             except (Stopped, RendezvousError):
                 pass
             if primary is None and self._kept:

@@ -119,19 +119,7 @@ def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only:
 def ids_in(file: BinaryIO, size: int) -> dict[str, str]:
     """Return the base ids in a checkpoint, by the loggers' numbers; `ReadError` if it is none."""
     try:
-        with zipfile.ZipFile(_Bounded(file)) as archive:
-            found = [info for info in archive.infolist() if info.filename.split("/")[1:] == [_PICKLE]]
-            if len(found) != 1:
-                raise ReadError(f"the zip holds {len(found)} files {_PICKLE!r}, where torch writes one")  # noqa: TRY301
-            (info,) = found
-            if info.file_size > MOST_BYTES:
-                raise ReadError(  # noqa: TRY301
-                    f"its {_PICKLE} has {info.file_size:,} bytes; more than {MOST_BYTES:,} are not read"
-                )
-            if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
-                raise ReadError(f"its {_PICKLE} is compressed, which torch does not do")  # noqa: TRY301
-            with archive.open(info) as inner:
-                return _written_ids(b"".join(iter(lambda: inner.read(_PIECE), b"")))
+        return _written_ids(_pickle_in(_Bounded(file), size))
     except ReadError:
         raise
     except Exception as error:  # noqa: BLE001  # a damaged file may make Python raise anything
@@ -152,6 +140,20 @@ class _Bounded(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = 0) -> int:
         return self._file.seek(offset, whence)
+
+
+def _pickle_in(file: _Bounded, size: int) -> bytes:
+    with zipfile.ZipFile(file) as archive:
+        found = [info for info in archive.infolist() if info.filename.split("/")[1:] == [_PICKLE]]
+        if len(found) != 1:
+            raise ReadError(f"the zip holds {len(found)} files {_PICKLE!r}, where torch writes one")
+        (info,) = found
+        if info.file_size > MOST_BYTES:
+            raise ReadError(f"its {_PICKLE} has {info.file_size:,} bytes; more than {MOST_BYTES:,} are not read")
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
+            raise ReadError(f"its {_PICKLE} is compressed, which torch does not do")
+        with archive.open(info) as inner:
+            return b"".join(iter(lambda: inner.read(_PIECE), b""))
 
 
 def _written_ids(pickled: bytes) -> dict[str, str]:

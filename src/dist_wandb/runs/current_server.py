@@ -25,7 +25,15 @@ from urllib.parse import urlsplit
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices, warn
-from dist_wandb.runs import client_settings, requested
+from dist_wandb.runs import requested
+from dist_wandb.runs.client_settings import (
+    client_settings,
+    users_values,
+    without_password,
+    without_values,
+    workspace_settings,
+    workspace_values,
+)
 from dist_wandb.runs.wandb_private import inherits_service
 
 if TYPE_CHECKING:
@@ -72,10 +80,10 @@ class Setup:
 def setup(trusted: str | None = None) -> Setup:
     """Determine how wandb is set up here, without opening a run or contacting a server. `trusted` gets the key."""
     try:
-        mode, settings = requested.mode({}), client_settings.client_settings()
+        mode, settings = requested.mode({}), client_settings()
         server = destination(trusted)
     except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
-        return Setup(None, client_settings.without_values(error), None, None, None, None, None, inherits_service())
+        return Setup(None, without_values(error), None, None, None, None, None, inherits_service())
     key, key_from = _api_key(settings, server.shown)
     return Setup(mode, "", server, settings.entity, settings.project, key, key_from, inherits_service())
 
@@ -88,9 +96,9 @@ def destination(trusted: str | None = None) -> Destination:
     Contacts no server.
     """
     try:
-        settings = client_settings.client_settings()
+        settings = client_settings()
     except Exception as error:  # noqa: BLE001  # such as what an inherited WANDB_SERVICE leads to
-        raise ConfigurationError(client_settings.without_values(error)) from None
+        raise ConfigurationError(without_values(error)) from None
     url = str(settings.base_url)
     if not is_address(url):
         raise ConfigurationError(
@@ -99,16 +107,10 @@ def destination(trusted: str | None = None) -> Destination:
         )
     source, is_users = _source_of(url)
     # Whether the key that wandb would send is the key for this very host in the user's netrc.
-    names = (
-        ()
-        if settings.api_key or settings.identity_token_file
-        else _names_in_netrc(client_settings.without_password(url))
-    )
+    names = () if settings.api_key or settings.identity_token_file else _names_in_netrc(without_password(url))
     has_own_key = any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
     is_named = is_users or (has_own_key and urlsplit(url).scheme == "https")
-    return Destination(
-        url, client_settings.without_password(url), source, refusal_of(url, source, is_named=is_named, trusted=trusted)
-    )
+    return Destination(url, without_password(url), source, refusal_of(url, source, is_named=is_named, trusted=trusted))
 
 
 def refusal_of(url: str, source: str, *, is_named: bool, trusted: str | None = None) -> str:
@@ -116,7 +118,7 @@ def refusal_of(url: str, source: str, *, is_named: bool, trusted: str | None = N
 
     `is_named`: the user has named the server. `trusted` is the address that the user has allowed by `TRUST_OPTION`.
     """
-    shown = client_settings.without_password(url)
+    shown = without_password(url)
     is_open = urlsplit(url).scheme != "https" and not is_loopback(url)  # data can be read on the way
     if (is_named and not is_open) or (trusted is not None and is_same_server(trusted, url)):
         return ""
@@ -132,17 +134,13 @@ def refusal_of(url: str, source: str, *, is_named: bool, trusted: str | None = N
             f"{', and it would go over plain http' if is_open else ''}."
         )
         otherwise = "Otherwise, remove base_url from that file, or set WANDB_BASE_URL to your server."
-    answer = (
-        f" {TRUST_OPTION} names another server, {client_settings.without_password(trusted)}."
-        if trusted is not None
-        else ""
-    )
+    answer = f" {TRUST_OPTION} names another server, {without_password(trusted)}." if trusted is not None else ""
     return f"{why}{answer} If you trust it, pass {TRUST_OPTION} {shlex.quote(shown)}. {otherwise}"
 
 
 def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
     """Warn once if only the current directory's settings decide who gets the API key: a stolen one stays stolen."""
-    paths = [path for path in client_settings.workspace_settings() if path.exists()]
+    paths = [path for path in workspace_settings() if path.exists()]
     if not paths:
         return
     found = []
@@ -155,9 +153,7 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
                 found.append(f"base_url ({server.shown})")
         for name in _TRANSPORT_SETTINGS:
             is_set = requested.user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ
-            if not is_set and set(client_settings.workspace_values(name).values()) - set(
-                client_settings.users_values(name).values()
-            ):
+            if not is_set and set(workspace_values(name).values()) - set(users_values(name).values()):
                 found.append(name)
     if found and _notices.is_first("workspace"):
         warn(
@@ -172,10 +168,10 @@ def _source_of(url: str) -> tuple[str, bool]:
     """Return the source of the server that wandb uses, and whether it is known to be the user's."""
     import wandb
 
-    own = client_settings.users_values("base_url")
+    own = users_values("base_url")
     default = None if any(own.values()) else str(wandb.Settings.model_fields["base_url"].default)
     users = {"WANDB_BASE_URL": os.environ.get("WANDB_BASE_URL"), **own, "W&B's default": default}
-    for is_users, sources in ((True, users), (False, client_settings.workspace_values("base_url"))):
+    for is_users, sources in ((True, users), (False, workspace_values("base_url"))):
         for source, named in sources.items():
             with suppress(Exception):  # wandb's validation raises more than pydantic's errors
                 if named and is_same_server(str(wandb.Settings(base_url=named).base_url), url):  # it rewrites some

@@ -347,9 +347,8 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
         if not plan.primary:
             for name in {"resume_from", "fork_from"} & settings.model_fields_set:
                 setattr(settings, name, None)  # see `_branches`
-        settings.x_label = (
-            plan.label or plan.hardware
-        )  # offline too: system metrics are labelled when they are recorded
+        # Offline too: system metrics are labelled when they are recorded.
+        settings.x_label = plan.label or plan.hardware
         if mode == "online":
             settings.mode, arguments["mode"] = "shared", None
             settings.x_primary = settings.x_update_finish_state = plan.primary
