@@ -56,7 +56,7 @@ _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
 _MOST_CONFIG, _LONGEST_NAME = 2000, 200
 _SHOWN_VALUES = 8  # of one name of the config, if writers differ
-_LINES_OF_CONSOLE = 20_000  # of one run
+_LINES_OF_CONSOLE, _LEAST_LINES = 20_000, 20  # of all processes together; of each one
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +149,8 @@ def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
             first = writer.parts[0]
             key = first.job or ("run", first.project or "", first.run_id)
             together[key] += [by_path[part.path] for part in writer.parts]
-    runs = [_section(sorted(group, key=_rank), media) for group in together.values()]
+    lines = max(_LEAST_LINES, _LINES_OF_CONSOLE // max(1, len(by_path)))
+    runs = [_section(sorted(group, key=_rank), media, lines) for group in together.values()]
     runs.sort(key=lambda run: natural_order(run.name))
     runs.sort(key=lambda run: run.started or "", reverse=True)
     runs.sort(key=lambda run: (run.project or "", run.group or ""))
@@ -163,7 +164,7 @@ def _rank(file: FileForReport) -> tuple[bool, int]:
     return is_other, sidecar.global_rank if sidecar else 0
 
 
-def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
+def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> Run:
     first = files[0].stored
     job = first.job
     names = [_writer_name(file.stored, len(files)) for file in files]
@@ -217,7 +218,11 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
         findings=findings(drawing.timings(), world or 0),
         images=images,
         tables=tables,
-        console=_console(named),
+        console=[
+            Console(name, shown, file.console.count - len(shown))
+            for name, file in named
+            if (shown := list(file.console.lines)[-lines:])
+        ],
         notes=missed,
     )
 
@@ -248,16 +253,6 @@ def _writer(name: str, file: FileForReport) -> Writer:
         uploaded=is_uploaded(stored),
         problems=list(map(plain, problems)),
     )
-
-
-def _console(files: Sequence[tuple[str, FileForReport]]) -> list[Console]:
-    each = max(50, _LINES_OF_CONSOLE // len(files))
-    consoles = []
-    for name, file in files:
-        lines = list(file.console.lines)[-each:]
-        if lines:
-            consoles.append(Console(name, lines, file.console.count - len(lines)))
-    return consoles
 
 
 def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -26,7 +26,6 @@ from dist_wandb.wandb_files.stragglers import RANK, Timing, slow_ranks
 Point = tuple[float, float]
 
 MOST_STRETCHES = 512  # largest number of stretches of one curve
-_FEWEST_STRETCHES = 16
 _MOST_PARTS = 128  # of the x axis
 _MOST_RANKS = 1024  # of one heat map
 _LARGEST_RANK = 1_000_000
@@ -67,9 +66,8 @@ class Budget:
 
     @property
     def each(self) -> int:
-        """The current largest number of stretches of one curve; even."""
-        share = self._stretches // max(1, self.curves)
-        return max(_FEWEST_STRETCHES, min(MOST_STRETCHES, share // 2 * 2))
+        """The current largest number of stretches of one curve."""
+        return max(1, min(MOST_STRETCHES, self._stretches // max(1, self.curves)))
 
 
 class Curve:

@@ -11,7 +11,7 @@ from record_files import definition, end, header, row, run, write_run
 from report_runs import history, one_run, png, printed, reduced_run, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report import build
-from dist_wandb.cli.report.page import Chart, Run
+from dist_wandb.cli.report.page import LARGEST, Chart, Run, page_of, plotly_script
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
@@ -213,3 +213,14 @@ def test_the_last_lines_are_kept_and_all_are_counted(tmp_path: Path) -> None:
     (console,) = one_run(tmp_path).console
     assert (console.dropped, len(console.lines)) == (4001, 1000)
     assert (console.lines[-2], len(console.lines[-1])) == ("4999", 500)
+
+
+def test_the_consoles_of_many_runs_fit_into_the_page(tmp_path: Path) -> None:
+    """A sweep of some hundred runs, each of which has printed a thousand lines, has once had no report."""
+    lines = printed("".join(f"epoch 1 step {step} loss 0.1234 {'x' * 400}\n" for step in range(1000)))
+    for number in range(50):
+        write_run(tmp_path, f"r{number}", records=[header(), run(f"r{number}"), lines, end()])
+    report = build([tmp_path])
+    assert len(page_of(report, plotly_script())) < LARGEST
+    assert {len(one.console[0].lines) for one in report.runs} == {400}
+    assert {one.console[0].lines[-1].split()[3] for one in report.runs} == {"999"}
