@@ -86,6 +86,8 @@ def _found_in(top: Path, start: int) -> tuple[dict[Path, Directory], list[ReadEr
                         search(folder / inner, inner, handle, depth + 1)
             finally:
                 os.close(handle)
+        except FileNotFoundError:  # removed meanwhile
+            return
         except OSError as error:
             errors.append(ReadError(f"{folder}: cannot be searched: {error.strerror or error}."))
 

@@ -215,11 +215,12 @@ def write_page(report: Report, path: Path) -> int:
 
 
 def check_target(path: Path) -> None:
-    """Raise `ReadError` if the path is a file that is not a report."""
+    """Raise `ReadError` if the path is a file that is not a report, and `OSError` if its directory does not exist."""
     try:
         with open(open_ordinary(path), "rb") as opened:  # noqa: PTH123  # of a descriptor
             is_page = MARK in opened.read(_MARK_WITHIN)
     except FileNotFoundError:
+        path.parent.stat()
         return
     if not is_page:
         raise ReadError(f"{path} exists and is not a dist-wandb report, so it is not replaced. Give another -o FILE.")
