@@ -167,7 +167,7 @@ def _rank(file: FileForReport) -> tuple[bool, int]:
 def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> Run:
     first = files[0].stored
     job = first.job
-    names = [_writer_name(file.stored, len(files)) for file in files]
+    names = [_writer_name(file.stored) for file in files]
     named = list(zip(names, files, strict=True))
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(named, job is not None, world)
@@ -189,7 +189,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> 
     config, more_differing = _together([_flat(file.stored.config) for file in files], names)
     started = _text(min((file.stored.started for file in files if file.stored.started), default=None))
     run_id = plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
-    states = {file.stored.state for file in files}
+    states = {file.stored.state for file in dict(named).values()}  # of the last file of each writer
     state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
     return Run(
         name=run_id if job else _text(first.name) or run_id,
@@ -227,10 +227,11 @@ def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> 
     )
 
 
-def _writer_name(stored: StoredRun, of: int) -> str:
+def _writer_name(stored: StoredRun) -> str:
+    """Name the writer of a file; after a restart, it has several."""
     sidecar = stored.sidecar
     if sidecar is None or sidecar.world_size == 1:
-        return "the run" if of == 1 else plain(stored.path.parent.name)[:_LONGEST_NAME]
+        return "the run"
     if sidecar.run_mode == "auto" and sidecar.shared and not sidecar.primary:
         return plain(sidecar.label or f"node {sidecar.node_rank}")
     return f"rank {sidecar.global_rank}"

@@ -197,7 +197,7 @@ class FileForReport:
         self._contents = Contents()
         self._environment: dict[str, Any] = {}
         self._budget = budget
-        self._started = math.nan
+        self.sampled_from: float = math.nan  # seconds since the epoch of the first sample of system metrics
 
     def add(self, record: Record) -> None:
         kind, contents = record
@@ -247,8 +247,8 @@ class FileForReport:
         seconds = seconds_of(stats.get("timestamp"))
         if seconds is None:
             return
-        if math.isnan(self._started):
-            self._started = seconds
+        if math.isnan(self.sampled_from):
+            self.sampled_from = seconds
         numbers, _ = numbers_and_media(stats.get("item", {}))
         for name, value in numbers.items():
             key = _part(name[:_LONGEST_NAME])
@@ -257,7 +257,7 @@ class FileForReport:
                 if len(self.system) == _MOST_SYSTEM:
                     continue
                 curve = self.system[key] = Curve(self._budget, "minutes")
-            curve.add((seconds - self._started) / 60, value)
+            curve.add((seconds - self.sampled_from) / 60, value)
 
 
 @lru_cache(10 * _MOST_SYSTEM)

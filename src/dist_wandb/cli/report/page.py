@@ -160,7 +160,7 @@ class Run:
     project: str | None
     group: str | None
     started: str | None  # start time of the first writer (ISO 8601, UTC)
-    state: State  # failed if one writer failed, else unfinished if the end of one is not recorded
+    state: State  # failed if one writer failed at last, else unfinished if the last end of one is not recorded
     mode: str  # dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run
     world: int | None  # number of ranks of the job, if known
     rows: int  # number of history rows of all writers

@@ -104,6 +104,12 @@ class Curve:
         self.last = other.last
         self.gaps += other.gaps
 
+    def move(self, by: float) -> None:
+        """Move all points along the x axis."""
+        self._shorten()
+        ends = [[(x + by, y) for x, y in stretch[2:]] for stretch in self._stretches]
+        self._stretches = [Stretch(*old[:2], *new) for old, new in zip(self._stretches, ends, strict=True)]
+
     def stretches(self, most: int = MOST_STRETCHES) -> list[Stretch]:
         """Return the stretches in the order of the x axis; at most `most`, and at most as many as the budget allows."""
         self._shorten()

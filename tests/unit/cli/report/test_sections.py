@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from offline_runs import sidecar_record
 from record_files import definition, end, header, row, run, write_run
-from report_runs import history, one_run, png, printed, reduced_run, shared_run, sweep, timed_run
+from report_runs import history, one_run, png, printed, reduced_run, sample, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report import build
 from dist_wandb.cli.report.page import LARGEST, Chart, Run, page_of, plotly_script
@@ -133,15 +133,21 @@ def test_a_label_that_only_begins_like_the_name_of_a_rank_is_a_line_and_no_rank(
     assert found.slowest == []
 
 
-def test_a_resumed_run_is_one(tmp_path: Path) -> None:
+def test_a_resumed_run_is_one_in_the_state_of_its_last_start(tmp_path: Path) -> None:
     for start in range(2):
-        items = [history({"loss": step, "global_step": step}) for step in range(3 * start, 3 * start + 3)]
+        items = [
+            history({"loss": step, "global_step": step, "_step": step}) for step in range(3 * start, 3 * start + 3)
+        ]
+        items += [sample(600 * start + second, {"cpu": 50.0 + start}) for second in (0, 60)]
         stamp = f"20260101_00000{start}"
-        write_run(tmp_path, records=[header(), run(), definition(), *items, end()], stamp=stamp)
+        write_run(tmp_path, records=[header(), run(), definition(), *items, end(1 - start)], stamp=stamp)
     found = one_run(tmp_path)
     line = charts(found)["loss"].line
     assert line is not None
     assert (len(found.writers), line.x) == (2, [0, 1, 2, 3, 4, 5])
+    assert (found.state, found.axes["global_step"].x, found.heat) == ("finished", [0, 1, 2, 3, 4, 5], [])
+    (system,) = found.system[0].ranks.values()
+    assert (system.x, system.y) == ([0, 1, 10, 11], [50, 50, 51, 51])  # minutes
 
 
 def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
