@@ -165,10 +165,10 @@ def _rank(file: FileForReport) -> tuple[bool, int]:
 
 
 def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> Run:
-    first = files[0].stored
-    job = first.job
     names = [_writer_name(file.stored) for file in files]
     named = list(zip(names, files, strict=True))
+    first = dict(named)[names[0]].stored  # the last file of the primary
+    job = first.job
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(named, job is not None, world)
     images: list[Image] = []

@@ -140,12 +140,14 @@ def test_a_resumed_run_is_one_in_the_state_of_its_last_start(tmp_path: Path) -> 
         ]
         items += [sample(600 * start + second, {"cpu": 50.0 + start}) for second in (0, 60)]
         stamp = f"20260101_00000{start}"
-        write_run(tmp_path, records=[header(), run(), definition(), *items, end(1 - start)], stamp=stamp)
+        begun = run(display_name=f"start {start}")
+        write_run(tmp_path, records=[header(), begun, definition(), *items, end(1 - start)], stamp=stamp)
     found = one_run(tmp_path)
     line = charts(found)["loss"].line
     assert line is not None
     assert (len(found.writers), line.x) == (2, [0, 1, 2, 3, 4, 5])
-    assert (found.state, found.axes["global_step"].x, found.heat) == ("finished", [0, 1, 2, 3, 4, 5], [])
+    assert (found.name, found.state, found.heat) == ("start 1", "finished", [])
+    assert found.axes["global_step"].x == [0, 1, 2, 3, 4, 5]
     (system,) = found.system[0].ranks.values()
     assert (system.x, system.y) == ([0, 1, 10, 11], [50, 50, 51, 51])  # minutes
 
