@@ -8,20 +8,18 @@ of CPU time, and with memory of three times the input plus some slack. Targets t
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import resource
-import select
 import struct
 import subprocess
-import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import warm
 from processes import clean_environment
@@ -35,9 +33,8 @@ _TIMES = 3  # attempts before an input is reported as too slow or too large
 _LARGEST = 64 * 1024  # bytes of a generated input
 _AS_IT_IS, _ORDER, _RAW = 16, 8, 192  # of 256: inputs used unchanged; bytes of a change; of 256: payloads from tokens
 _MOST_CHANGES = 6  # of an input
-_ATTEMPTS = 200  # to make a finding smaller
-_SILENT = 60.0  # seconds without output of a child after which it counts as hanging
-_CHILDS_MEMORY = 2 * 2**30  # bytes of address space that a child may use in addition to its initial size
+_HANGS = 600.0  # seconds for all inputs that a process of its own reads
+_MEMORY_APART = 2 * 2**30  # bytes of address space that it may use in addition to its initial size
 _TOKENS = (
     *(b"1e400", b"-1", b"-0.5", b"NaN", b"null", b"true", b'""', b"[", b"{", b"]", b"}", b",", b":", b"9" * 30, b"2.0"),
     *(b'"\\ud800"', b"\x1b[31m", b"\0", b"\x80", b"\xff" * 8, b"\n", b"../", b"\\", b'"', b"[[[[", b'{"":'),
@@ -141,34 +138,10 @@ _CHANGES: tuple[Callable[[bytes, int, int, bytes, bytes], bytes], ...] = (
 
 
 def fuzz(target: Target, examples: int, *, number: int | None = None) -> None:
-    """Read many inputs, made from a number or else always the same; raise the smallest finding that is found."""
+    """Read many inputs, made from a number or else always the same; raise the first finding."""
     make, chance = inputs(target), random.Random(target.name if number is None else number)
-    with judging(target) as one:
-        for _ in range(examples):
-            data = make(chance.randbytes(chance.randint(2 + _ORDER, 2 + _MOST_CHANGES * _ORDER)))
-            try:
-                one(data)
-            except FindingError as found:
-                if target.is_native:  # a crash costs a new child
-                    raise
-                raise _smallest(target, found) from None
-
-
-def _smallest(target: Target, found: FindingError) -> FindingError:
-    """Return a finding whose input lacks all parts that it does not need, as far as a number of attempts allows."""
-    attempts, size = 0, len(found.data) // 2
-    while size:
-        at = 0
-        while at < len(found.data) and attempts < _ATTEMPTS:
-            attempts += 1
-            try:
-                judge(target, found.data[:at] + found.data[at + size :])
-            except FindingError as smaller:
-                found = smaller
-            else:
-                at += size
-        size //= 2
-    return found
+    lengths = (chance.randint(2 + _ORDER, 2 + _MOST_CHANGES * _ORDER) for _ in range(examples))
+    check(target, (make(chance.randbytes(length)) for length in lengths))
 
 
 def keep(error: FindingError, target: Target, findings: Path = FINDINGS) -> Path:
@@ -179,91 +152,36 @@ def keep(error: FindingError, target: Target, findings: Path = FINDINGS) -> Path
     return path
 
 
-@contextmanager
-def judging(target: Target) -> Iterator[Callable[[bytes], None]]:
-    """Return the function that checks one input: in this process, or in a child if the process could crash."""
-    if target.is_native:
-        child = Child(target.name)
-        try:
-            yield child.judge
-        finally:
-            child.end()
+def check(target: Target, many: Iterable[bytes]) -> None:
+    """Read inputs, in a process of its own if they could crash it; raise the first finding."""
+    if not target.is_native:
+        for data in many:
+            judge(target, data)
         return
-    yield lambda data: judge(target, data)
-
-
-class Child:
-    """A process that reads the inputs of one target. It is replaced if it has crashed."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def judge(self, data: bytes) -> None:
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(struct.pack("<Q", len(data)) + data)
-            process.stdin.flush()
-        is_heard = bool(select.select([process.stdout], [], [], _SILENT)[0])
-        answer = process.stdout.readline() if is_heard else b""
-        if not answer:
-            if not is_heard:
-                process.kill()
-            self.end()
-            what = f"ended the process with {process.returncode}" if is_heard else f"was read for over {_SILENT:g} s"
-            raise FindingError(f"{self._name}: {len(data)} bytes: {what}", data)
-        found = json.loads(answer)
-        if found is not None:
-            raise FindingError(found, data)
-
-    def end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
-
-    def _start(self) -> subprocess.Popen[bytes]:
+    with TemporaryDirectory() as folder:
+        for number, data in enumerate(many):
+            Path(folder, f"{number:06}").write_bytes(data)
         paths = [str(HERE), str(HERE.parent / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = [warm.interpreter(clean_environment()), str(HERE / "run_fuzz.py"), target.name, "--read", folder]
         environment = clean_environment(PYTHONPATH=os.pathsep.join(paths))
-        command = [warm.interpreter(clean_environment()), str(HERE / "fuzz_child.py"), self._name]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n", f"{self._name}: its process could not be started"
-        return process
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_HANGS, env=environment, check=False)
+        left = sorted(Path(folder).iterdir())
+        if done.returncode or left:
+            what = f"{target.name}: the process ended with {done.returncode}: {done.stderr[-1000:]}"
+            raise FindingError(what, left[0].read_bytes() if left else b"")
 
 
-def serve(target: Target) -> None:
-    """Run as the child: read inputs from standard input, and report the result of each, until there are no more."""
-    answers, orders = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
-    os.dup2(2, 1)  # output of a parser must not mix with answers
+def read_all(target: Target, folder: Path) -> None:
+    """Read the inputs in a folder, and remove each file once it has been read without a finding."""
     for data in target.seeds():
         with suppress(*target.accepted):
             target.read(data)  # memory for imports at the first use does not count for an input
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + _CHILDS_MEMORY, resource.RLIM_INFINITY))
-    answers.write(b"ready\n")
-    answers.flush()
-    while size := orders.read(8):
-        data = orders.read(struct.unpack("<Q", size)[0])
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found = None
-        try:
-            judge(target, data)
-        except FindingError as error:
-            found = str(error)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + _MEMORY_APART, resource.RLIM_INFINITY))
+    for path in sorted(folder.iterdir()):
+        data, before = path.read_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        judge(target, data)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        if found is None and grown > 3 * len(data) + 16 * target.slack:  # freed memory stays with the allocator
-            found = f"{target.name}: {len(data)} bytes made the process {grown / MIB:.0f} MiB larger"
-        answers.write(json.dumps(found).encode() + b"\n")
-        answers.flush()
+        if grown > 3 * len(data) + 16 * target.slack:  # freed memory stays with the allocator
+            raise FindingError(f"{target.name}: {len(data)} bytes made the process {grown / MIB:.0f} MiB larger", data)
+        path.unlink()

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path += [str(Path(__file__).parents[1] / "support")]
 
 from fuzz_targets import TARGETS, named
-from fuzzing import FindingError, fuzz, keep
+from fuzzing import FindingError, fuzz, keep, read_all
 
 _BATCH = 500  # inputs of one target before the next target
 
@@ -24,8 +24,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(target.name for target in TARGETS))
+    parser.add_argument("--read", type=Path, metavar="DIR", help=argparse.SUPPRESS)  # see `fuzzing.check`
     arguments = parser.parse_args()
     targets = [named(name) for name in arguments.targets] or list(TARGETS)
+    if arguments.read is not None:
+        read_all(targets[0], arguments.read)
+        return 0
     counts, found = dict.fromkeys((target.name for target in targets), 0), 0
     deadline = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < deadline:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,15 +32,3 @@ def sidecar_record(**changes: Any) -> dict[str, Any]:
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-
-
-def refuse_to_scan(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make one directory unreadable, independent of its permissions, because tests may run as root."""
-    scandir = os.scandir
-
-    def refusing(path: int) -> Any:
-        if Path(f"/proc/self/fd/{path}").samefile(closed):
-            raise PermissionError(13, "Permission denied")
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)

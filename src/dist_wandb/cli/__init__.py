@@ -6,6 +6,7 @@ import argparse
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +17,6 @@ from dist_wandb.cli import doctor, plan, report, show, uploads
 from dist_wandb.errors import ConfigurationError, DistWandbError
 
 _COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, report.COMMAND, uploads.COMMAND)
-_INTERRUPTED = 130  # as shells report SIGINT
 _CONTINUES = "An upload continues after the rows that the server has confirmed when it is started again."
 
 
@@ -47,12 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not is_broken_pipe:
             print(f"dist-wandb: the output could not be written: {problem.strerror}.", file=sys.stderr)
         return 1
-    except uploads.EndedError as error:
-        print(f"dist-wandb: ended by {error.by.name}. {_CONTINUES}", file=sys.stderr)
-        return 128 + error.by
-    except KeyboardInterrupt:
-        print(f"dist-wandb: interrupted. {_CONTINUES}", file=sys.stderr)
-        return _INTERRUPTED
+    except KeyboardInterrupt as error:  # by Ctrl-C, or by the signal that it names, see `uploads`
+        how = f"ended by {error.args[0].name}" if error.args else "interrupted"
+        print(f"dist-wandb: {how}. {_CONTINUES}", file=sys.stderr)
+        return 128 + (error.args[0] if error.args else signal.SIGINT)  # as shells report it
     except DistWandbError as error:
         print(f"dist-wandb: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1

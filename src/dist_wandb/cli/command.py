@@ -99,7 +99,12 @@ def _is_path(text: str) -> bool:
 def selected(runs: Sequence[LocalRun], names: Sequence[str], arguments: argparse.Namespace) -> list[LocalRun]:
     """Return the runs with one of the names, if any, that the options select."""
     found = chosen(runs, names, [Condition.parse(text) for text in arguments.where], arguments.state)
-    return found[-1:] if arguments.last else found
+    return sorted(found, key=_last_start)[-1:] if arguments.last else found
+
+
+def _last_start(run: LocalRun) -> str:
+    """A sort key: a run that was resumed has several starts, of which `LocalRun.started` is the first."""
+    return max(part.started or "" for writer in run.writers for part in writer.parts)
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:

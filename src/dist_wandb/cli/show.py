@@ -8,7 +8,6 @@ import json
 import math
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -36,7 +35,7 @@ from dist_wandb.cli.command import (
     table_of,
     working,
 )
-from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, follow, just_begun, matching
+from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, follow, matching, started_last
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.settings.config_values import redacted
@@ -80,22 +79,20 @@ def _run(arguments: argparse.Namespace) -> int:
     directories, names = directories_and_names(arguments.what)
     patterns = arguments.metric or ["*"]
     wanted = ["*"] if arguments.where or arguments.sort else None if arguments.rows else patterns  # for statistics
-    started = time.time()
     with working("reading the runs"):
         files, errors = runs_below(directories, wanted)
     all_runs = brought_together(files)
+    arguments.last |= arguments.follow and not names
     runs = selected(all_runs, names, arguments) if all_runs else []
-    runs = runs[-1:] if arguments.follow and not names else runs
     if arguments.sort:
         runs = ordered(runs, arguments.sort, reverse=arguments.reverse)
     elif arguments.reverse:
         runs = runs[::-1]
     if arguments.follow:
-        begun = [] if names else just_begun([path for path, _ in errors], runs, started)
-        ids = begun or [run.id for run in runs]
-        runs = follow(directories, ids, patterns, console()) if ids else runs
-        followed = {path for run in runs for path in run.files}
-        all_runs, errors = all_runs or runs, [error for error in errors if error[0] not in followed]
+        is_chosen = names or arguments.state or arguments.where
+        followed = {path.name for run in runs for path in run.files} if is_chosen else started_last(directories)
+        runs = follow(directories, followed, patterns, console()) if followed else runs
+        all_runs, errors = all_runs or runs, [error for error in errors if error[0].name not in followed]
     if not arguments.secrets:
         runs = [replace(run, config=redacted(run.config)) for run in runs]
     found = {name for run in runs for name in (*run.metrics, run.step_axis)}

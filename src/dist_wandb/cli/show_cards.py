@@ -50,8 +50,6 @@ _SEARCH = 5.0  # seconds between two searches for files of ranks that start late
 _LATE_ENDS = 20.0  # seconds to wait for the ends of writers after the end of their run
 _IDLE_TIMEOUT = 6 * 3600.0  # seconds without new records of a run, which was abandoned
 _MOST_FILES = 256
-_EMPTY = 7  # bytes of a file without records
-_CLOCKS = 1.0  # seconds that the time of a file may lie behind the clock
 _METRICS_IN_LINE = 4
 
 
@@ -226,30 +224,18 @@ def _without_middle_ranks(metrics: Mapping[str, MetricHistory]) -> Iterator[tupl
 # --- runs whose files grow: --follow ----------------------------------------------------------------------------------
 
 
-def just_begun(unreadable: Iterable[Path], runs: Sequence[LocalRun], started: float) -> list[str]:
-    """Return the id of the newest run, if its file, of those not readable, is newer than `runs` and had no record.
+def started_last(directories: Sequence[Path]) -> set[str]:
+    """Return the name of the file that was started last, by the names of directories: it may have no record yet."""
+    files = files_below(directories)[0]
+    return {path.name for path in sorted(files, key=lambda path: path.parent.name.removeprefix("offline-"))[-1:]}
 
-    It may have got its first ones since it was read: reading `started` at that time.
+
+def follow(directories: Sequence[Path], names: set[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
+    """Show the runs of files with these names until they end, as cards on a terminal, else with a line for each change.
+
+    Returns their last state.
     """
-    files = {path: path.stat() for path in unreadable if path.suffix == ".wandb" and path.is_file()}
-    times = {
-        path: state.st_mtime
-        for path, state in files.items()
-        if state.st_size <= _EMPTY or state.st_mtime >= started - _CLOCKS
-    }
-    before = max((path.stat().st_mtime for run in runs for path in run.files), default=0.0)
-    newest = max(times, key=lambda path: times[path], default=None)
-    return [] if newest is None or times[newest] < before else [newest.stem.removeprefix("run-")]
-
-
-def _is_empty(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size <= _EMPTY
-
-
-def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
-    """Show runs until they end, as cards on a terminal, else with a line for each change; return their last state."""
     runs: list[LocalRun] = []
-    names = {f"run-{run_id}.wandb" for run_id in ids}
     if not out.is_terminal:
         for runs in _states(directories, names, patterns):
             _print_lines(out, runs, patterns)
@@ -261,27 +247,27 @@ def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[s
 
 
 def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]) -> Iterator[list[LocalRun]]:
-    """Yield the runs of the files with these names, also of ranks that start later, after each change until the end."""
+    """Yield the runs of the files, also of ranks that start later, after each change until the end."""
     files: dict[Path, _FollowedFile] = {}
+    runs: list[LocalRun] = []
     searched = changed = -_SEARCH
+    are_complete = False  # whether all files have a record, and all writers have ended
     while True:
         now = time.monotonic()
         if now - searched >= _SEARCH:
             for path, directory in files_below(directories)[0].items():
-                is_new = path not in files or (files[path].is_read and files[path].stored() is None)
-                if path.name in names and is_new and len(files) < _MOST_FILES:
+                if path.name in names and path not in files and len(files) < _MOST_FILES:
                     files[path] = _FollowedFile(path, directory, metrics)
             searched = now
-        has_news = sum(file.read() for file in files.values()) > 0
-        runs = brought_together(run for file in files.values() if (run := file.stored()))
-        if has_news:
-            changed = now
+        if sum(file.read() for file in files.values()):
+            stored = [file.stored() for file in files.values()]
+            runs, changed = brought_together(filter(None, stored)), now
+            are_complete = None not in stored and all(w.state != "unfinished" for run in runs for w in run.writers)
             yield runs
         has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
-        writers = [writer for run in runs for writer in run.writers]
-        if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - changed > _LATE_ENDS):
+        if has_ended and (are_complete or now - changed > _LATE_ENDS):
             return
-        if files and all(file.is_read and not _is_empty(file.path) for file in files.values()):
+        if files and all(file.is_read for file in files.values()):
             if errors := [in_words(file.error, file.path) for file in files.values() if file.error]:
                 raise DistWandbError("; ".join(errors))
             return

@@ -46,32 +46,18 @@ def find_files(top: Path) -> tuple[dict[Path, Directory], list[ReadError]]:
     if top.suffix == ".wandb" and top.is_file():
         path = top.resolve() if top.is_symlink() else top  # a link given by the user stands for its target
         return {path: Directory.at(path.parent)}, []
-    try:
-        start = os.open(top, FOLDER & ~os.O_NOFOLLOW)
-    except OSError as error:
-        raise ReadError(
-            f"Cannot look for runs in {str(top)!r}: {error.strerror}. Give an existing directory."
-        ) from None
-    try:
-        found, errors = _found_in(top, start)
-    finally:
-        os.close(start)
-    return {path: found[path] for path in sorted(found, key=path_order)}, errors
-
-
-def _found_in(top: Path, start: int) -> tuple[dict[Path, Directory], list[ReadError]]:
     found: dict[Path, Directory] = {}
     errors: list[ReadError] = []
     left = _MOST_ENTRIES
 
-    def search(folder: Path, name: str, parent: int, depth: int) -> None:
-        """Search a folder, which is opened by its parent's descriptor, so that no link is followed."""
+    def search(folder: Path, name: str, parent: int | None, depth: int) -> None:
+        """Search a folder, which is opened by its parent's descriptor, so that no link is followed below the top."""
         nonlocal left
         if depth > _DEEPEST:
             errors.append(ReadError(f"{folder}: is more than {_DEEPEST} levels below {top}."))
             return
         try:
-            handle = os.open(name, FOLDER, dir_fd=parent)
+            handle = os.open(name, FOLDER if depth else FOLDER & ~os.O_NOFOLLOW, dir_fd=parent)
             try:
                 within, folders = Directory.of(folder, os.fstat(handle)), []
                 with os.scandir(handle) as entries:
@@ -87,12 +73,18 @@ def _found_in(top: Path, start: int) -> tuple[dict[Path, Directory], list[ReadEr
             finally:
                 os.close(handle)
         except OSError as error:
-            errors.append(ReadError(f"{folder}: cannot be searched: {error.strerror or error}."))
+            reason = error.strerror or error
+            if not depth:
+                raise ReadError(
+                    f"Cannot look for runs in {str(top)!r}: {reason}. Give an existing directory."
+                ) from None
+            if not isinstance(error, FileNotFoundError):  # removed meanwhile
+                errors.append(ReadError(f"{folder}: cannot be searched: {reason}."))
 
-    search(top, ".", start, 0)
+    search(top, str(top), None, 0)
     if left < 0:
         errors.append(ReadError(f"{top}: only {_MOST_ENTRIES} entries are searched. Give a narrower directory."))
-    return found, errors
+    return {path: found[path] for path in sorted(found, key=path_order)}, errors
 
 
 def natural_order(text: str) -> list[str]:

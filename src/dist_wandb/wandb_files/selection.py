@@ -17,9 +17,9 @@ from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.reading import MetricHistory
 from dist_wandb.wandb_files.runs import LocalRun
 
-_CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
+_CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|==?|<|>)\s*(.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[float, float], bool]]
-_OPERATORS = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+_OPERATORS = {"=": eq, "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _OWN = ("id", "name", "state", "project", "group", "job_type", "started", "rows")
 _MOST_VALUES, _LONGEST_NAME = 1000, 200  # of a config that is compared, in characters
 
@@ -58,7 +58,7 @@ class Condition:
             return _OPERATORS[self.operator](number, operand)
         text = _as_text(value)
         is_same = fnmatchcase(text, self.operand) or text == self.operand
-        return is_same if self.operator == "=" else not is_same if self.operator == "!=" else False
+        return is_same if self.operator in ("=", "==") else not is_same if self.operator == "!=" else False
 
 
 def value_of(run: LocalRun, key: str) -> Any:

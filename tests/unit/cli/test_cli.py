@@ -9,12 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offline_runs import refuse_to_scan, sidecar_record
+from offline_runs import sidecar_record
 from processes import run_python
 from record_files import end, header, run, write_run
 from report_runs import history
@@ -22,9 +22,8 @@ from stored import read_run
 from upload_runs import CONFIRMED, ENDED, log_of_attempt, rows
 
 from dist_wandb import __version__
-from dist_wandb.cli import main, show
+from dist_wandb.cli import main
 from dist_wandb.cli.command import sparkline
-from dist_wandb.errors import ReadError
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
 
@@ -333,7 +332,7 @@ def test_values_that_are_not_finite_are_counted(tmp_path: Path, capsys: Capture)
 
 
 def test_files_that_cannot_be_read_are_named_and_the_others_shown(tmp_path: Path, capsys: Capture) -> None:
-    written(tmp_path, "good", {"loss": 1})
+    log_of_attempt(read_run(written(tmp_path, "good", {"loss": 1})), rows(1), CONFIRMED, *ENDED)
     empty = damaged(tmp_path, "empty", b"")
     garbage = damaged(tmp_path, "junk", b"junk, longer")
     sidecar = written(tmp_path, "half").parent / "dist-wandb.json"
@@ -342,6 +341,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_shown(tmp_path: Path
     assert f"✗ not readable  {empty}: is empty" in out
     assert f"✗ not readable  {garbage}: does not start like a .wandb file." in out
     assert f"  ! {sidecar}: not in dist_wandb's format" in out
+    assert "● good\n  finished · 1 row · uploaded · project tests\n" in out
     assert "2 runs below" in out
     assert ": 2 finished, 2 files not readable\n" in out
 
@@ -367,41 +367,9 @@ def test_only_the_first_1000_metrics_are_shown_and_the_others_counted(tmp_path: 
     assert len(json.loads(shown(capsys, tmp_path, "--json"))["runs"][0]["metrics"]) == 1234
 
 
-@pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["sync", "--dry-run"]])
-def test_a_directory_that_cannot_be_searched_is_reported_and_the_others_are_shown(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
-    written(tmp_path, "good", {"loss": 1})
-    closed = tmp_path / "closed"
-    closed.mkdir()
-    refuse_to_scan(closed, monkeypatch)
-    assert main([*command, str(tmp_path)]) == 1
-    out = capsys.readouterr().out
-    assert f"{closed}: cannot be searched: Permission denied" in out
-    assert "good" in out
-
-
 @pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (KeyboardInterrupt(), 130, "dist-wandb: interrupted."),
-        (ReadError("a\x1b]0;title\x07b\x9b2J\u202ec"), 1, "dist-wandb: a\\x1b]0;title\\x07b\\x9b2J\\u202ec\n"),
-    ],
-    ids=["interrupt", "control sequences"],
-)
-def test_what_ends_reading_is_printed_without_control_sequences(
-    error: BaseException, code: int, message: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def end(*_: object, **__: object) -> NoReturn:
-        raise error
-
-    monkeypatch.setattr(show, "runs_below", end)
-    assert main(["show", "."]) == code
-    assert capsys.readouterr().err.startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("", "No W&B run was found below"), ("none", "none': No such file or directory")]
+    ("name", "message"),
+    [("", "No W&B run was found below"), ("none", "none': No such file or directory")],
 )
 def test_a_directory_without_runs_is_reported(tmp_path: Path, capsys: Capture, name: str, message: str) -> None:
     assert main(["show", str(tmp_path / name)]) == 1
@@ -444,7 +412,7 @@ def test_show_prints_json(tmp_path: Path, capsys: Capture) -> None:
     assert "is empty" in shown["unreadable"][0]["reason"]
     (run,) = shown["runs"]
     assert (run["path"], run["run_id"], run["state"], run["exit_code"]) == (str(path), "a", "failed", 1)
-    assert (run["rows"], run["config"], run["job_type"]) == (65, {"lr": 0.1}, "train")
+    assert (run["rows"], run["config"], run["job_type"], run["uploaded"]) == (65, {"lr": 0.1}, "train", False)
     (writer,) = run["writers"]
     assert (writer["label"], writer["rank"], writer["files"]) == ("worker-1-rank-1", 3, [str(path)])
     assert writer["sidecar"]["run_mode"] == "shared"
@@ -471,14 +439,3 @@ def test_a_sparkline_of_any_series_has_its_width(values: list[float], width: int
     line = sparkline(values, width)
     assert len(line) == min(len(values), width)
     assert set(line) <= set("▁▂▃▄▅▆▇█·")
-
-
-def test_show_marks_uploaded_runs(tmp_path: Path, capsys: Capture) -> None:
-    written(tmp_path, "kept", {"loss": 1.0})
-    path = written(tmp_path, "sent", {"loss": 1.0})
-    log_of_attempt(read_run(path), rows(1), CONFIRMED, *ENDED)
-    out = shown(capsys, tmp_path)
-    assert "● kept\n  finished · 1 row · project tests\n" in out
-    assert "● sent\n  finished · 1 row · uploaded · project tests\n" in out
-    found = json.loads(shown(capsys, tmp_path, "--json"))
-    assert {run["run_id"]: run["uploaded"] for run in found["runs"]} == {"kept": False, "sent": True}

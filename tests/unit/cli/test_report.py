@@ -70,10 +70,9 @@ def test_unreadable_files_are_reported_with_exit_code_1(tmp_path: Path, capsys: 
         ("missing/a.html", "cannot be written: No such file or directory"),
     ],
 )
-def test_nothing_but_an_earlier_page_is_replaced(
+def test_nothing_but_an_earlier_page_is_replaced_as_is_said_before_runs_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, reason: str
 ) -> None:
-    write_run(tmp_path)
     thesis = tmp_path / "thesis.html"
     thesis.write_text("my thesis")
     (tmp_path / "link.html").symlink_to(thesis)

@@ -10,11 +10,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from offline_runs import sidecar_record
@@ -22,7 +19,6 @@ from record_files import end, framed, header, make_run, row, run, serialised, wr
 from shared_runs import write_rank
 
 from dist_wandb.cli import main
-from dist_wandb.wandb_files.runs import runs_below
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 Capture = pytest.CaptureFixture[str]
@@ -198,7 +194,7 @@ def test_many_runs_are_a_table_of_differences_with_the_oldest_first(sweep: Path,
         (["night-[12]"], ["r5", "r4"]),
         (["--state", "failed"], ["r3"]),
         (["--where", "lr>=0.01", "--where", "loss!=0"], ["r5", "r4"]),
-        (["--where", "net.depth=6"], ["r0"]),
+        (["--where", "net.depth==6", "--where", "name==night-*"], ["r0"]),
         (["--where", "name=night-*", "--where", "config.lr<1e-4", "--sort", "loss"], ["r1", "r0"]),
         (["--where", "never=1"], []),
         (["--where", "never!=1", "--sort", "lr", "--reverse", "--last"], ["r0"]),
@@ -362,7 +358,6 @@ def following(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, byt
     """Follow a run; yield the process of the command, the run's file, and the bytes that are not written yet."""
     records = [header(), run(), *(row(step) for step in range(3))]
     path = write_run(tmp_path, records=records) / "run-exp.wandb"
-    path.touch()  # a file without a change for hours is not followed
     rest = framed(serialised([*records, row(3), row(4), end()])).removeprefix(path.read_bytes())
     command = [sys.executable, "-m", "dist_wandb", "show", "--follow", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -385,54 +380,35 @@ def test_a_run_is_followed_until_it_ends(following: tuple[subprocess.Popen[str],
     assert "● exp\n  finished · 5 rows · project tests\n" in out
 
 
-@pytest.mark.slow
-def test_a_run_that_has_just_begun_is_waited_for(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
+def test_the_run_that_was_started_last_is_followed_also_if_it_has_no_record_yet(tmp_path: Path) -> None:
     """W&B writes the first records into the file only after some seconds."""
-    process, path, rest = following
-    process.kill()
-    process.wait()
-    whole = path.read_bytes() + rest
-    path.write_bytes(whole[:7])
-    older = run("older")
-    older.run.start_time.seconds -= 60  # what is appended may already be read with the other runs
-    write_run(path.parents[2], "older", records=[header(), older, row(0), end()])
-    assert process.args
-    with subprocess.Popen(process.args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as again:
-        try:
-            deadline = time.monotonic() + 60
-            while not is_open(again.pid, path) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            with path.open("ab") as file:
-                file.write(whole[7:])
-            out, err = again.communicate(timeout=120)
-        finally:
-            again.kill()
-    assert (again.returncode, err) == (0, "")
-    assert "● exp\n  finished · 5 rows · project tests\n" in out
+    write_run(tmp_path, "resumed", stamp="20250101_000000")
+    later = run("other")
+    later.run.start_time.seconds += 60
+    write_run(tmp_path, "other", records=[header(), later, row(0), end()], stamp="20250101_000100")
+    path = write_run(tmp_path, "resumed", stamp="20250101_000200") / "run-resumed.wandb"
+    content = path.read_bytes()
+    path.write_bytes(content[:7])
+    command = [sys.executable, "-m", "dist_wandb", "show", "--follow", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "resumed  finished · 3 rows" in process.stdout.readline()  # of the first file
+        path.write_bytes(content)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert "● resumed  a sound run\n" not in out
+    assert "\n  finished · 6 rows · project tests\n" in out
     assert "not readable" not in out
 
 
-def test_a_run_whose_first_records_come_while_the_runs_are_read_is_followed(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(tmp_path, "older")
-    path = make_run(tmp_path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:7])
-
-    def read_and_wait(*given: Any) -> Any:
-        result = runs_below(*given)
-        path.write_bytes(whole)
-        return result
-
-    monkeypatch.setattr("dist_wandb.cli.show.runs_below", read_and_wait)
-    assert "● exp\n  finished · 3 rows · project digits\n" in shown(capsys, tmp_path, "--follow")
-
-
-def is_open(process: int, path: Path) -> bool:
-    with suppress(OSError):
-        return any(handle.samefile(path) for handle in Path(f"/proc/{process}/fd").iterdir() if handle.exists())
-    return False
+def test_a_resumed_run_may_be_the_last_one_and_a_file_of_any_name_is_followed(tmp_path: Path, capsys: Capture) -> None:
+    for run_id, day in (("resumed", 0), ("other", 1), ("resumed", 2)):
+        begun = run(run_id)
+        begun.run.start_time.seconds += day * 86_400
+        write_run(tmp_path, run_id, records=[header(), begun, row(0), end()], stamp=f"2025010{day}_000000")
+    assert order_in(shown(capsys, tmp_path, "--last")) == ["resumed"]
+    copy = make_run(tmp_path, "copied").rename(tmp_path / "copy.wandb")
+    assert "● copied\n  finished · 3 rows" in shown(capsys, copy, "--follow")
 
 
 def test_an_interrupt_ends_following_immediately(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:

@@ -123,23 +123,9 @@ def test_random_rows_equal_those_of_the_reader(tmp_path: Path) -> None:
         items = [item(chance.choice(names), chance.choice(values)) for _ in range(chance.randint(0, 5))]
         if chance.random() < 0.2:
             items.append(nested(chance.choices(["a", "b.c", "\x12"], k=chance.randint(1, 3)), chance.choice(values)))
+        items += [field_of(2, b"\x08\x03")] * (chance.random() < 0.3)  # the row's step
         rows.append(of_items(*items))
     assert len(both_ways(file_of(tmp_path, rows))) == 3000
-
-
-def test_names_and_values_of_all_kinds_in_many_rows(tmp_path: Path) -> None:
-    chance = random.Random(7)
-    records: list[Record | bytes] = []
-    for step in range(2000):
-        values = {chance.choice(NAMES): chance.choice([*NUMBERS, *OTHERS]) for _ in range(chance.randint(0, 6))}
-        record = row(step, values)
-        if step % 3 == 0:
-            record.history.step.num = step
-        chance.shuffle(items := list(record.history.item))
-        del record.history.item[:]
-        record.history.item.extend(items)
-        records.append(record)
-    assert len(both_ways(file_of(tmp_path, records))) == 2000
 
 
 @pytest.mark.parametrize("cut", ["length of an item", "length of a value", "end"])

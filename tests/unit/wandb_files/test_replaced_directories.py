@@ -21,8 +21,9 @@ def replace(shared: Path, private: Path) -> None:
     shared.symlink_to(private)
 
 
-def test_a_folder_that_becomes_a_link_during_the_search_is_not_entered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_folder_that_is_removed_or_becomes_a_link_during_the_search_is_not_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_removed: bool
 ) -> None:
     private, shared = tmp_path / "private", tmp_path / "shared"
     write_run(private, "secret")
@@ -30,13 +31,14 @@ def test_a_folder_that_becomes_a_link_during_the_search_is_not_entered(
     opened = os.open
 
     def racing(path: Any, *arguments: Any, **options: Any) -> int:
-        if Path(path).name == "inner" and not (shared / "inner").is_symlink():  # the search has seen a directory
-            replace(shared / "inner", private)
+        inner = shared / "inner"
+        if Path(path).name == "inner" and inner.is_dir() and not inner.is_symlink():  # as the search has seen
+            inner.rmdir() if is_removed else replace(inner, private)
         return opened(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", racing)
     found, errors = find_files(shared)
-    assert (found, len(errors)) == ({}, 1)
+    assert (found, len(errors)) == ({}, 0 if is_removed else 1)
 
 
 def test_a_run_directory_that_is_replaced_after_the_search_is_not_read(tmp_path: Path) -> None:

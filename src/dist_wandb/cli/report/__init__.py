@@ -56,7 +56,7 @@ _STRETCHES = 120_000  # of all curves together: about 6 MB of the page
 _ROOM_FOR_MEDIA = 4 * 2**20  # bytes
 _MOST_CONFIG, _LONGEST_NAME = 2000, 200
 _SHOWN_VALUES = 8  # of one name of the config, if writers differ
-_LINES_OF_CONSOLE = 20_000  # of one run
+_LINES_OF_CONSOLE, _LEAST_LINES = 20_000, 20  # of all processes together; of each one
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +149,8 @@ def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
             first = writer.parts[0]
             key = first.job or ("run", first.project or "", first.run_id)
             together[key] += [by_path[part.path] for part in writer.parts]
-    runs = [_section(sorted(group, key=_rank), media) for group in together.values()]
+    lines = max(_LEAST_LINES, _LINES_OF_CONSOLE // max(1, len(by_path)))
+    runs = [_section(sorted(group, key=_rank), media, lines) for group in together.values()]
     runs.sort(key=lambda run: natural_order(run.name))
     runs.sort(key=lambda run: run.started or "", reverse=True)
     runs.sort(key=lambda run: (run.project or "", run.group or ""))
@@ -163,11 +164,11 @@ def _rank(file: FileForReport) -> tuple[bool, int]:
     return is_other, sidecar.global_rank if sidecar else 0
 
 
-def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
-    first = files[0].stored
-    job = first.job
-    names = [_writer_name(file.stored, len(files)) for file in files]
+def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> Run:
+    names = [_writer_name(file.stored) for file in files]
     named = list(zip(names, files, strict=True))
+    first = dict(named)[names[0]].stored  # the last file of the primary
+    job = first.job
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(named, job is not None, world)
     images: list[Image] = []
@@ -188,7 +189,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
     config, more_differing = _together([_flat(file.stored.config) for file in files], names)
     started = _text(min((file.stored.started for file in files if file.stored.started), default=None))
     run_id = plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
-    states = {file.stored.state for file in files}
+    states = {file.stored.state for file in dict(named).values()}  # of the last file of each writer
     state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
     return Run(
         name=run_id if job else _text(first.name) or run_id,
@@ -217,15 +218,20 @@ def _section(files: Sequence[FileForReport], media: MediaReader) -> Run:
         findings=findings(drawing.timings(), world or 0),
         images=images,
         tables=tables,
-        console=_console(named),
+        console=[
+            Console(name, shown, file.console.count - len(shown))
+            for name, file in named
+            if (shown := list(file.console.lines)[-lines:])
+        ],
         notes=missed,
     )
 
 
-def _writer_name(stored: StoredRun, of: int) -> str:
+def _writer_name(stored: StoredRun) -> str:
+    """Name the writer of a file; after a restart, it has several."""
     sidecar = stored.sidecar
     if sidecar is None or sidecar.world_size == 1:
-        return "the run" if of == 1 else plain(stored.path.parent.name)[:_LONGEST_NAME]
+        return "the run"
     if sidecar.run_mode == "auto" and sidecar.shared and not sidecar.primary:
         return plain(sidecar.label or f"node {sidecar.node_rank}")
     return f"rank {sidecar.global_rank}"
@@ -248,16 +254,6 @@ def _writer(name: str, file: FileForReport) -> Writer:
         uploaded=is_uploaded(stored),
         problems=list(map(plain, problems)),
     )
-
-
-def _console(files: Sequence[tuple[str, FileForReport]]) -> list[Console]:
-    each = max(50, _LINES_OF_CONSOLE // len(files))
-    consoles = []
-    for name, file in files:
-        lines = list(file.console.lines)[-each:]
-        if lines:
-            consoles.append(Console(name, lines, file.console.count - len(lines)))
-    return consoles
 
 
 def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:

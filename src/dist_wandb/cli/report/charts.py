@@ -45,9 +45,11 @@ class Drawing:
         self.system: dict[str, _MetricCurves] = defaultdict(partial(_MetricCurves, "minutes"))
         self.world = world
         self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.rows.blames.values()}
+        began = min((file.sampled_from for _, file in files if file.system), default=0.0)
         for writer, file in files:
             self._add_history(writer, file, is_job)
             for (name, part), curve in file.system.items():
+                curve.move((file.sampled_from - began) / 60)
                 _put(self.system[plain(name)].ranks, f"{writer} · {plain(part)}" if part else writer, curve)
 
     def slowest(self) -> list[Slowest]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from fnmatch import translate
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dist_wandb.cli.report.media import LoggedMedia, cell_text
 from dist_wandb.cli.report.page import plain
 from dist_wandb.cli.report.thinning import Blame, Budget, Curve
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
-from dist_wandb.settings.reduction import BUSY, DEGRADED
+from dist_wandb.settings.reduction import BUSY, DEGRADED, longest_pattern
 from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
 from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
@@ -73,25 +74,16 @@ class Axes:
 
     def __init__(self) -> None:
         self.names: set[str] = {TIME}  # the defined axes, and W&B's clock
-        self._exact: dict[str, str] = {}
-        self._patterns: dict[str, str] = {}
+        self._axes: dict[str, str] = {}  # by name or pattern
 
     def define(self, record: Mapping[str, Any]) -> None:
         axis, name, pattern = (record.get(key) for key in ("step_metric", "name", "glob_name"))
-        if not axis:
-            return
-        if len(self.names) < MOST_NAMES:
+        if axis and (name or pattern) and len(self._axes) < MOST_NAMES:
             self.names.add(axis)
-        if name:
-            self._exact[name] = axis
-        elif pattern and len(self._patterns) < MOST_NAMES:
-            self._patterns[pattern.removesuffix("*")] = axis
+            self._axes[str(name or pattern)] = axis
 
     def of(self, name: str) -> str:
-        if name in self._exact:
-            return self._exact[name]
-        matching = [start for start in self._patterns if name.startswith(start)]
-        return self._patterns[max(matching, key=len)] if matching else "_step"
+        return self._axes.get(name) or self._axes.get(longest_pattern(name, self._axes) or "") or "_step"
 
 
 class Rows:
@@ -205,8 +197,7 @@ class FileForReport:
         self._contents = Contents()
         self._environment: dict[str, Any] = {}
         self._budget = budget
-        self._started = math.nan
-        self._parts: dict[str, tuple[str, str]] = {}
+        self.sampled_from: float = math.nan  # seconds since the epoch of the first sample of system metrics
 
     def add(self, record: Record) -> None:
         kind, contents = record
@@ -256,26 +247,25 @@ class FileForReport:
         seconds = seconds_of(stats.get("timestamp"))
         if seconds is None:
             return
-        if math.isnan(self._started):
-            self._started = seconds
+        if math.isnan(self.sampled_from):
+            self.sampled_from = seconds
         numbers, _ = numbers_and_media(stats.get("item", {}))
         for name, value in numbers.items():
-            key = self._parts.get(name) or self._part(name)
+            key = _part(name[:_LONGEST_NAME])
             curve = self.system.get(key)
             if curve is None:
                 if len(self.system) == _MOST_SYSTEM:
                     continue
                 curve = self.system[key] = Curve(self._budget, "minutes")
-            curve.add((seconds - self._started) / 60, value)
+            curve.add((seconds - self.sampled_from) / 60, value)
 
-    def _part(self, name: str) -> tuple[str, str]:
-        """Return the name of a system metric without its numbered part (such as a GPU), and that part."""
-        plain = _LABEL.sub("", name[:_LONGEST_NAME]).removeprefix("system.")
-        numbered = _NUMBERED.match(plain)
-        found = (f"{numbered[1]}{numbered[3]}", f"{numbered[1]} {numbered[2]}") if numbered else (plain, "")
-        if len(self._parts) < 10 * _MOST_SYSTEM:
-            self._parts[name] = found
-        return found
+
+@lru_cache(10 * _MOST_SYSTEM)
+def _part(name: str) -> tuple[str, str]:
+    """Return the name of a system metric without its numbered part (such as a GPU), and that part."""
+    plain = _LABEL.sub("", name).removeprefix("system.")
+    numbered = _NUMBERED.match(plain)
+    return (f"{numbered[1]}{numbered[3]}", f"{numbered[1]} {numbered[2]}") if numbered else (plain, "")
 
 
 def seconds_of(time: str | None) -> float | None:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -160,7 +160,7 @@ class Run:
     project: str | None
     group: str | None
     started: str | None  # start time of the first writer (ISO 8601, UTC)
-    state: State  # failed if one writer failed, else unfinished if the end of one is not recorded
+    state: State  # failed if one writer failed at last, else unfinished if the last end of one is not recorded
     mode: str  # dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run
     world: int | None  # number of ranks of the job, if known
     rows: int  # number of history rows of all writers
@@ -215,11 +215,12 @@ def write_page(report: Report, path: Path) -> int:
 
 
 def check_target(path: Path) -> None:
-    """Raise `ReadError` if the path is a file that is not a report."""
+    """Raise `ReadError` if the path is a file that is not a report, and `OSError` if its directory does not exist."""
     try:
         with open(open_ordinary(path), "rb") as opened:  # noqa: PTH123  # of a descriptor
             is_page = MARK in opened.read(_MARK_WITHIN)
     except FileNotFoundError:
+        path.parent.stat()
         return
     if not is_page:
         raise ReadError(f"{path} exists and is not a dist-wandb report, so it is not replaced. Give another -o FILE.")
@@ -237,18 +238,8 @@ def plotly_script() -> str:
 
 
 def page_of(report: Report, plotly: str) -> bytes:
-    """Return the page, with fewer points if it has more than `LARGEST` bytes; raise `ReadError` if that is too much."""
+    """Return the page; raise `ReadError` if it has more than `LARGEST` bytes."""
     script = _as_element_text("".join(f"{_asset(name)}\n" for name in _SCRIPTS))
-    data = json_of(report)
-    room = LARGEST - len(plotly.encode()) - len(script.encode()) - 100_000
-    keep = 1.0
-    while len(data) > room and keep > 1e-3:  # noqa: PLR2004
-        keep /= 2
-        data = json_of(report, keep)
-    if len(data) > room:
-        raise ReadError(
-            "The report would be too large, even with few points. Give a narrower directory or use --metric."
-        )
     policy = (
         f"default-src 'none'; script-src {_hash(plotly)} {_hash(script)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -258,7 +249,7 @@ def page_of(report: Report, plotly: str) -> bytes:
         "VERSION": escape(report.version),
         "TITLE": escape(f"{', '.join(Path(one).name or one for one in report.directories)} - dist-wandb report"),
         "STYLE": _as_element_text(_asset("page.css")),
-        "DATA": data,
+        "DATA": json_of(report),
         "PLOTLY": plotly,
         "SCRIPT": script,
     }
@@ -267,40 +258,28 @@ def page_of(report: Report, plotly: str) -> bytes:
     for name, part in parts.items():  # each once, in this order; inserted text is not searched again
         before, _, text = text.partition(f"%{name}%")
         pieces += [before, part]
-    return "".join([*pieces, text]).encode("utf-8", "replace")
+    page = "".join([*pieces, text]).encode("utf-8", "replace")
+    if len(page) > LARGEST:
+        raise ReadError(
+            "The report would be too large, even with few points. Give a narrower directory or use --metric."
+        )
+    return page
 
 
-def json_of(report: Report, keep: float = 1.0) -> str:
-    """Return a report as JSON that is safe within HTML. NaN and infinities become null.
-
-    If `keep` is less than 1, longer curves have only that share of their points.
-    """
-    text = json.dumps(_plain(report, keep), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+def json_of(report: Report) -> str:
+    """Return a report as JSON that is safe within HTML. NaN and infinities become null."""
+    text = json.dumps(_plain(report), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _plain(value: Any, keep: float) -> Any:
-    if keep < 1 and isinstance(value, Chart):
-        value = replace(value, thinned=True)
-    elif keep < 1 and isinstance(value, Line) and len(value.x) > 32:  # noqa: PLR2004
-        value = _sparser(value, max(8, math.ceil(4 / keep)))
+def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name), keep) for one in fields(value)}
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _plain(item, keep) for name, item in value.items()}
-    return [_plain(item, keep) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _sparser(line: Line, size: int) -> Line:
-    """Keep four of each `size` points: the first, the last, the smallest and the largest."""
-    kept: list[int] = []
-    for begin in range(0, len(line.x), size):
-        part = range(begin, min(begin + size, len(line.x)))
-        least, most = min(part, key=line.y.__getitem__), max(part, key=line.y.__getitem__)
-        kept += sorted({part[0], least, most, part[-1]})
-    return Line([line.x[index] for index in kept], [line.y[index] for index in kept])
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _asset(name: str) -> str:

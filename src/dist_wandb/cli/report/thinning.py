@@ -26,7 +26,6 @@ from dist_wandb.wandb_files.stragglers import RANK, Timing, slow_ranks
 Point = tuple[float, float]
 
 MOST_STRETCHES = 512  # largest number of stretches of one curve
-_FEWEST_STRETCHES = 16
 _MOST_PARTS = 128  # of the x axis
 _MOST_RANKS = 1024  # of one heat map
 _LARGEST_RANK = 1_000_000
@@ -67,9 +66,8 @@ class Budget:
 
     @property
     def each(self) -> int:
-        """The current largest number of stretches of one curve; even."""
-        share = self._stretches // max(1, self.curves)
-        return max(_FEWEST_STRETCHES, min(MOST_STRETCHES, share // 2 * 2))
+        """The current largest number of stretches of one curve."""
+        return max(1, min(MOST_STRETCHES, self._stretches // max(1, self.curves)))
 
 
 class Curve:
@@ -105,6 +103,12 @@ class Curve:
         self._stretches += other._stretches
         self.last = other.last
         self.gaps += other.gaps
+
+    def move(self, by: float) -> None:
+        """Move all points along the x axis."""
+        self._shorten()
+        ends = [[(x + by, y) for x, y in stretch[2:]] for stretch in self._stretches]
+        self._stretches = [Stretch(*old[:2], *new) for old, new in zip(self._stretches, ends, strict=True)]
 
     def stretches(self, most: int = MOST_STRETCHES) -> list[Stretch]:
         """Return the stretches in the order of the x axis; at most `most`, and at most as many as the budget allows."""

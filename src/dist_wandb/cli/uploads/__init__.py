@@ -82,20 +82,12 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if refused or failed or errors else 0
 
 
-class EndedError(KeyboardInterrupt):
-    """A signal that ends this process, handled like an interrupt."""
-
-    def __init__(self, by: signal.Signals) -> None:
-        super().__init__()
-        self.by = by
-
-
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
     """Handle SIGTERM and SIGHUP like an interrupt; by default the upload would continue without this process."""
 
     def end(number: int, _frame: object) -> None:
-        raise EndedError(signal.Signals(number))
+        raise KeyboardInterrupt(signal.Signals(number))
 
     set_here: list[signal.Signals] = []
     with suppress(ValueError):  # not in the main thread, where handlers cannot be set

@@ -82,22 +82,8 @@ def test_the_policy_names_the_scripts_and_allows_no_connection() -> None:
     assert not {"connect-src", "frame-src", "font-src", "object-src"} & rules.keys()
 
 
-def test_a_page_that_would_be_too_large_has_fewer_points_but_the_spikes(limit: Limit) -> None:
-    ys = [float(step % 7) for step in range(50_000)]
-    ys[12_345], ys[23_456] = 99.0, -99.0
-    chart = Chart("a", "_step", Line(list(range(50_000)), ys))
-    report = replace(REPORT, runs=[replace(RUN, charts=[chart])])
-    limit(page, LARGEST=400_000)
-    content = page_of(report, "")
-    assert len(content) <= 400_000
-    shown = json.loads(elements(content.decode(), "script")[0])["runs"][0]["charts"][0]
-    assert shown["thinned"]
-    assert (12_345, 99) in zip(shown["line"]["x"], shown["line"]["y"], strict=True)
-    assert (23_456, -99) in zip(shown["line"]["x"], shown["line"]["y"], strict=True)
-
-
-def test_a_page_that_cannot_be_small_enough_is_refused(limit: Limit) -> None:
-    limit(page, LARGEST=100_000)
+def test_a_page_that_would_be_too_large_is_refused(limit: Limit) -> None:
+    limit(page, LARGEST=1000)
     with pytest.raises(ReadError, match="report would be too large, even with few points"):
         page_of(REPORT, "x" * 10)
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from offline_runs import sidecar_record
 from record_files import definition, end, header, row, run, write_run
-from report_runs import history, one_run, png, printed, reduced_run, shared_run, sweep, timed_run
+from report_runs import history, one_run, png, printed, reduced_run, sample, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report import build
-from dist_wandb.cli.report.page import Chart, Run
+from dist_wandb.cli.report.page import LARGEST, Chart, Run, page_of, plotly_script
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
@@ -133,15 +133,23 @@ def test_a_label_that_only_begins_like_the_name_of_a_rank_is_a_line_and_no_rank(
     assert found.slowest == []
 
 
-def test_a_resumed_run_is_one(tmp_path: Path) -> None:
+def test_a_resumed_run_is_one_in_the_state_of_its_last_start(tmp_path: Path) -> None:
     for start in range(2):
-        items = [history({"loss": step, "global_step": step}) for step in range(3 * start, 3 * start + 3)]
+        items = [
+            history({"loss": step, "global_step": step, "_step": step}) for step in range(3 * start, 3 * start + 3)
+        ]
+        items += [sample(600 * start + second, {"cpu": 50.0 + start}) for second in (0, 60)]
         stamp = f"20260101_00000{start}"
-        write_run(tmp_path, records=[header(), run(), definition(), *items, end()], stamp=stamp)
+        begun = run(display_name=f"start {start}")
+        write_run(tmp_path, records=[header(), begun, definition(), *items, end(1 - start)], stamp=stamp)
     found = one_run(tmp_path)
     line = charts(found)["loss"].line
     assert line is not None
     assert (len(found.writers), line.x) == (2, [0, 1, 2, 3, 4, 5])
+    assert (found.name, found.state, found.heat) == ("start 1", "finished", [])
+    assert found.axes["global_step"].x == [0, 1, 2, 3, 4, 5]
+    (system,) = found.system[0].ranks.values()
+    assert (system.x, system.y) == ([0, 1, 10, 11], [50, 50, 51, 51])  # minutes
 
 
 def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
@@ -213,3 +221,14 @@ def test_the_last_lines_are_kept_and_all_are_counted(tmp_path: Path) -> None:
     (console,) = one_run(tmp_path).console
     assert (console.dropped, len(console.lines)) == (4001, 1000)
     assert (console.lines[-2], len(console.lines[-1])) == ("4999", 500)
+
+
+def test_the_consoles_of_many_runs_fit_into_the_page(tmp_path: Path) -> None:
+    """A sweep of some hundred runs, each of which has printed a thousand lines, has once had no report."""
+    lines = printed("".join(f"epoch 1 step {step} loss 0.1234 {'x' * 400}\n" for step in range(1000)))
+    for number in range(50):
+        write_run(tmp_path, f"r{number}", records=[header(), run(f"r{number}"), lines, end()])
+    report = build([tmp_path])
+    assert len(page_of(report, plotly_script())) < LARGEST
+    assert {len(one.console[0].lines) for one in report.runs} == {400}
+    assert {one.console[0].lines[-1].split()[3] for one in report.runs} == {"999"}
