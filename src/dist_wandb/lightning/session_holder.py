@@ -33,7 +33,7 @@ from dist_wandb.job.model import Topology
 from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
-from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private, writer
+from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.null_run import NullPart, NullRun
 from dist_wandb.session import inherited_rank, restart
 from dist_wandb.session.config.targets import ConfigView
@@ -195,7 +195,7 @@ class SessionHolder:
         if provisional is not None:
             provisional.release()
         if session.owns_run and self.axis is None and provisional is None:
-            writer.define_tensorboard_steps(session.run)
+            session.run.define_metric("*", step_metric="global_step")  # tensorboard's, as the stock logger
         self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
         if topology.world_size == 1:
             launching.script_ids.offer(self.number, str(self.base_id), told_of(session.run))
