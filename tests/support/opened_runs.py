@@ -29,4 +29,4 @@ def opened_by(
     opening = Opening(
         Options(), topology, plan, None, arguments, dict, create_new=create_new, is_alone=True, as_given=as_given
     )
-    return opening.attempt(offline=False)
+    return opening.attach() if plan.attaches else opening.run()

@@ -175,6 +175,8 @@ class Opening:
             attached_writers(self.job_store, self.plan).append_once(writer)
 
     def _open(self) -> AnyRun:
+        if self.plan.has_writers:  # before the first use of wandb in this process, which reading a setting is
+            wandb_private.drop_inherited_service()
         offline = self._is_primary_offline()
         self._publish_start()
         for number in range(_RETRIES if self.plan.has_writers and not self.plan.primary else 0):
@@ -194,8 +196,6 @@ class Opening:
         """
         plan, topology, is_job = self.plan, self.topology, self.topology.world_size > 1
         arguments = dict(self.complete(self.arguments))
-        if plan.has_writers:  # before the first use of wandb in this process, which reading the mode is
-            wandb_private.drop_inherited_service()
         if offline:
             arguments["mode"] = "offline"
         if is_job:
@@ -242,7 +242,6 @@ class Opening:
         """Whether this rank, which is to be online, follows a primary whose run is on disk. Waits for the primary."""
         if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
-        wandb_private.drop_inherited_service()  # reading the mode uses wandb
         if requested.mode(self.arguments) != "online":
             return False
         within = self.job_store.wait_get(opening_key(self.plan), "its primary")
@@ -258,8 +257,6 @@ class Opening:
 
     def _publish_start(self) -> None:
         if self.job_store is not None and self.plan.announces and self.plan.opens_run:
-            if self.plan.has_writers:
-                wandb_private.drop_inherited_service()  # reading the limit uses wandb
             self.job_store.publish(opening_key(self.plan), requested.init_timeout(self.arguments))
 
     def _publish(self, message: OpenedRun) -> None:
