@@ -93,7 +93,7 @@ def test_the_hooks_of_watch_log_through_one_method() -> None:
 @pytest.mark.newest
 def test_wandb_logs_artifacts_of_tables_through_two_methods() -> None:
     source = inspect.getsource(getattr(wandb.Run, "_log_artifact"))  # noqa: B009  # private
-    assert "self._public_api()._set_artifact_save_handle(" in source, "adapt wandb_private.log_tables_unasked"
+    assert "self._public_api()._set_artifact_save_handle(" in source, "adapt wandb_private.adapt"
     assert 'InternalArtifact(f"run-{run.id}-{key}", "run_table")' in inspect.getsource(data_types.utils)
 
 

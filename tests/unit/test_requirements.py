@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,21 @@ def test_each_python_version_of_ci_has_its_hashes() -> None:
     head = (ROOT / ".ci" / "requirements.txt").read_text().partition("\n")[0]
     assert pythons
     assert [version for version in pythons if not re.search(rf"\b{re.escape(version)}\b", head)] == []
+
+
+@pytest.mark.source
+def test_what_the_package_imports_is_required() -> None:
+    nodes = [
+        node
+        for path in Path(dist_wandb.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    required = [Requirement(one).name.replace("-", "_") for one in metadata.requires("dist-wandb") or ()]
+    of_others = {"lightning_utilities", "PIL", "typing_extensions"}  # Lightning's; images that a script has; for types
+    found = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    assert found - of_others == {*required, "dist_wandb"} - {"dist-wandb"}
 
 
 @pytest.mark.source

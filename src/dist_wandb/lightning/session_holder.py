@@ -33,8 +33,8 @@ from dist_wandb.job.model import Topology
 from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
-from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private, writer
-from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
+from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
+from dist_wandb.runs.null_run import NullPart, NullRun
 from dist_wandb.session import inherited_rank, restart
 from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.opener import open_session
@@ -195,7 +195,7 @@ class SessionHolder:
         if provisional is not None:
             provisional.release()
         if session.owns_run and self.axis is None and provisional is None:
-            writer.define_tensorboard_steps(session.run)
+            session.run.define_metric("*", step_metric="global_step")  # tensorboard's, as the stock logger
         self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
         if topology.world_size == 1:
             launching.script_ids.offer(self.number, str(self.base_id), told_of(session.run))
@@ -300,40 +300,33 @@ class NullExperiment(NullRun, OfLightning):
 
     def __init__(self, holder: SessionHolder) -> None:
         super().__init__()
-        self.__dict__["_holder"] = holder
         step = lambda: 0 if holder.session is None else holder.session.step  # noqa: E731
-        self.show(config=ConfigView(_EarlyConfig(holder)), _step=step)
-
-        def metadata() -> Mapping[str, Any]:
-            run = None if holder.session is None else holder.session.run
-            return run.metadata() if isinstance(run, NullRun) else holder.early_metadata()
-
-        self.show_metadata(metadata, None)
+        self.show(config=ConfigView(_EarlyConfig(holder)), _step=step, _holder=holder)
 
     @property
-    def summary(self) -> NullSummary:
-        run = None if (session := self._session) is None else session.run
-        return run.summary if isinstance(run, NullRun) else super().summary
-
-    def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
-        if (session := self._session) is not None:
-            session.log(data, step, commit=commit)
-
-    def define_metric(self, *args: Any, **kwargs: Any) -> Any:
-        """Define a metric for this rank's reads of the summary, and for its axes, like `define_metric` of a run."""
-        return NullPart() if (session := self._session) is None else session.run.define_metric(*args, **kwargs)
-
-    def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
-        if (session := self._session) is not None:
-            session.finish(exit_code)
+    def _run(self) -> AnyRun | None:
+        """That of the session, which does what is asked of this object; `None` before it is open."""
+        session = None if self._holder is None else self._holder.session
+        return None if session is None else session.run
 
     @property
-    def _session(self) -> Session | None:
-        return None if self._holder is None else self._holder.session
+    def summary(self) -> Any:
+        return super().summary if (run := self._run) is None else run.summary
+
+    def metadata(self) -> Mapping[str, Any]:
+        if isinstance(run := self._run, NullRun):
+            return run.metadata()
+        return super().metadata() if self._holder is None else self._holder.early_metadata()
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
+        found = super().__getattr__(name) if (run := self._run) is None else getattr(run, name)
         return _Nothing() if isinstance(found, NullPart) and name not in GIVE_BACK else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if (run := self._run) is None:
+            super().__setattr__(name, value)
+        else:
+            setattr(run, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_holder": None}

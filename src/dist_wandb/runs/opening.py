@@ -15,7 +15,7 @@ is open; otherwise the other runs keep it, and the next run starts another proce
 With ``system_metrics="all-nodes"`` local rank 0 of each other node attaches to the run of `auto` as a writer without
 rows.
 
-Of the call of `wandb.init` (`open_run`): in a world of one, Lightning's integration passes exactly the user's
+Of the call of `wandb.init` (`Opening.attempt`): in a world of one, Lightning's integration passes exactly the user's
 arguments, except ``resume="auto"``, which no world passes on. In all other cases a copy of the user's settings is
 passed as well, with limits that the user has not set: `finish_timeout`, and one second until rows are on disk. In a
 world of several ranks the call also has id, group, name suffix, a separate directory for the rank
@@ -175,6 +175,8 @@ class Opening:
             attached_writers(self.job_store, self.plan).append_once(writer)
 
     def _open(self) -> AnyRun:
+        if self.plan.has_writers:  # before the first use of wandb in this process, which reading a setting is
+            wandb_private.drop_inherited_service()
         offline = self._is_primary_offline()
         self._publish_start()
         for number in range(_RETRIES if self.plan.has_writers and not self.plan.primary else 0):
@@ -186,16 +188,48 @@ class Opening:
             time.sleep(_PAUSE * 2**number)
         return self.attempt(offline=offline)
 
-    def attempt(self, *, offline: bool) -> AnyRun:
-        is_exact = self.as_given and self.topology.world_size == 1 and not offline
-        return open_run(
-            self.plan,
-            self.topology,
-            self.complete(self.arguments),
-            create_new=self.create_new,
-            upload_timeout=None if is_exact else self.options.limits.upload_timeout,
-            offline=offline,
-        )
+    def attempt(self, *, offline: bool) -> Run:
+        """Open the run, or attach to one; `offline`: regardless of the user's mode.
+
+        Raises `UnavailableError` if W&B could not open the run because its server does not answer, or refuses;
+        `ConfigurationError` if W&B refuses a setting; `wandb.Error` if wandb does not accept the arguments.
+        """
+        plan, topology, is_job = self.plan, self.topology, self.topology.world_size > 1
+        arguments = dict(self.complete(self.arguments))
+        if offline:
+            arguments["mode"] = "offline"
+        if is_job:
+            arguments.update(_planned_arguments(plan, topology, arguments))
+        if is_job or offline or not self.as_given:
+            settings = arguments["settings"] = _copied_settings(arguments.get("settings"))
+            # For a dead server, and for the loss of a killed rank.
+            limits = {
+                "finish_timeout": self.options.limits.upload_timeout,
+                "x_transaction_log_flush_interval": _FLUSH_INTERVAL,
+            }
+            # Values that the user has set are kept; limits unknown to this version of wandb are left out.
+            free = limits.keys() & type(settings).model_fields.keys() - settings.model_fields_set
+            for name in [name for name in free if f"WANDB_{name.upper()}" not in os.environ]:
+                setattr(settings, name, limits[name])
+        # LightningCLI passes None if it is not in its file.
+        if self.create_new and arguments.get("reinit") in (None, "default"):
+            arguments["reinit"] = "create_new"  # even if this process has a run, which wandb would otherwise return
+        _choose_directory(arguments, topology, is_own=is_job and (plan.own_directory or plan.attaches))
+        client_settings.check_workspace()
+        if plan.announces:
+            warn_of_workspace(arguments)
+        is_quiet = plan.is_one_of_several and not plan.announces
+        with wandb_private.with_warnings_alone(self.arguments, on=is_quiet), sweeps.planned(arguments, plan) as planned:
+            run = _init(planned)
+        if is_job and (run.offline or plan.has_writers) and not run.disabled:
+            try:
+                write_sidecar(Path(run.dir).parent, Sidecar.of(plan, topology))
+            except OSError as error:
+                warn(
+                    f"rank {topology.global_rank} could not write {SIDECAR_NAME} beside its run "
+                    f"({error.strerror or error}). Without it dist-wandb sync does not know the run's place in the job."
+                )
+        return run
 
     def _drop_failed_run(self) -> None:
         """Drop the wandb process that keeps the id of the failed run in use."""
@@ -208,7 +242,6 @@ class Opening:
         """Whether this rank, which is to be online, follows a primary whose run is on disk. Waits for the primary."""
         if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
-        wandb_private.drop_inherited_service()  # reading the mode uses wandb
         if requested.mode(self.arguments) != "online":
             return False
         within = self.job_store.wait_get(opening_key(self.plan), "its primary")
@@ -224,8 +257,6 @@ class Opening:
 
     def _publish_start(self) -> None:
         if self.job_store is not None and self.plan.announces and self.plan.opens_run:
-            if self.plan.has_writers:
-                wandb_private.drop_inherited_service()  # reading the limit uses wandb
             self.job_store.publish(opening_key(self.plan), requested.init_timeout(self.arguments))
 
     def _publish(self, message: OpenedRun) -> None:
@@ -243,55 +274,6 @@ def attached_writers(job_store: JobStore, plan: RunPlan) -> SharedList:
 
 def opening_key(plan: RunPlan) -> str:
     return f"{run_key(plan)}/opening"
-
-
-def open_run(
-    plan: RunPlan,
-    topology: Topology,
-    init_arguments: Mapping[str, Any],
-    *,
-    create_new: bool = False,  # even if this process has a run, which wandb would otherwise return
-    upload_timeout: float | None = None,  # seconds, unless the user has set it; `None`: no settings but the user's
-    offline: bool = False,  # regardless of the user's mode
-) -> Run:
-    """Open the run of a plan that opens one, or attaches to one. The given arguments are not changed.
-
-    Raises `UnavailableError` if W&B could not open the run because its server does not answer, or refuses;
-    `ConfigurationError` if W&B refuses a setting; `wandb.Error` if wandb does not accept the arguments.
-    """
-    if plan.has_writers:  # before the first use of wandb in this process, which reading the mode is
-        wandb_private.drop_inherited_service()
-    arguments = dict(init_arguments)
-    if offline:
-        arguments["mode"] = "offline"
-    if topology.world_size > 1:
-        arguments.update(_planned_arguments(plan, topology, arguments))
-    if upload_timeout is not None:
-        settings = arguments["settings"] = _copied_settings(arguments.get("settings"))
-        # For a dead server, and for the loss of a killed rank.
-        limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
-        # Values that the user has set are kept; limits unknown to this version of wandb are left out.
-        free = limits.keys() & type(settings).model_fields.keys() - settings.model_fields_set
-        for name in [name for name in free if f"WANDB_{name.upper()}" not in os.environ]:
-            setattr(settings, name, limits[name])
-    if create_new and arguments.get("reinit") in (None, "default"):  # LightningCLI passes None if it is not in its file
-        arguments["reinit"] = "create_new"
-    _choose_directory(arguments, topology, is_own=topology.world_size > 1 and (plan.own_directory or plan.attaches))
-    client_settings.check_workspace()
-    if plan.announces:
-        warn_of_workspace(arguments)
-    is_quiet = plan.is_one_of_several and not plan.announces
-    with wandb_private.with_warnings_alone(init_arguments, on=is_quiet), sweeps.planned(arguments, plan) as planned:
-        run = _init(planned)
-    if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
-        try:
-            write_sidecar(Path(run.dir).parent, Sidecar.of(plan, topology))
-        except OSError as error:
-            warn(
-                f"rank {topology.global_rank} could not write {SIDECAR_NAME} beside its run "
-                f"({error.strerror or error}). Without it dist-wandb sync does not know the run's place in the job."
-            )
-    return run
 
 
 def _init(arguments: Mapping[str, Any]) -> Run:

@@ -245,16 +245,6 @@ def set_starting_step(run: Any, step: int) -> None:
         run._starting_step = step  # noqa: SLF001  # no public way
 
 
-def answer_step(run: Any, step: Callable[[], int]) -> Callable[[], None]:
-    """Let `run.step` return the user's step, not W&B's number of rows; return a function that undoes it."""
-    interface = getattr(run, "_interface", None) if is_wandbs(run) else None
-    if not hasattr(interface, _STEP_ASKED):  # older versions count it themselves; there, it remains W&B's
-        return lambda: None
-    return intercept(
-        interface, _STEP_ASKED, lambda _: SimpleNamespace(wait_or=lambda **_: SimpleNamespace(step=step()))
-    )
-
-
 # Takes the place of W&B's API while a run logs the artifact of a table: answers without asking the server.
 _no_server = SimpleNamespace(
     settings=dict.fromkeys(("entity", "project")),  # as for a run without them
@@ -263,13 +253,14 @@ _no_server = SimpleNamespace(
 )
 
 
-def log_tables_unasked(run: Any) -> list[Callable[[], None]]:
-    """Let rows with tables not wait for the server, which may be gone; return functions that undo it.
+def adapt(run: Any, step: Callable[[], int]) -> list[Callable[[], None]]:
+    """Change what a run asks of wandb's process and server; return functions that undo it.
 
-    wandb makes an artifact of each table, and asks the server about it first, in `log`. Without a server, the training
-    and all later rows would wait until the request is given up.
+    `run.step` is the user's `step`, not W&B's number of rows. wandb makes an artifact of each table, and asks the
+    server about it first, in `log`: without a server, the training and all later rows would wait until the request is
+    given up. An import by the user is reported to wandb's process, and must not fail because that is gone.
     """
-    if not (is_wandbs(run) and all(hasattr(run, name) for name in (_LOG_ARTIFACT, _API))):
+    if not is_wandbs(run):
         return []
     tables: set[int] = set()  # threads that are logging one
 
@@ -287,18 +278,17 @@ def log_tables_unasked(run: Any) -> list[Callable[[], None]]:
     def api(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return _no_server if threading.get_ident() in tables else original(*args, **kwargs)
 
-    return [intercept(run, name, handler) for name, handler in ((_LOG_ARTIFACT, log), (_API, api))]
-
-
-def let_imports_pass(run: Any) -> Callable[[], None]:
-    """Let imports not fail because wandb's process, to which they are reported, is gone; return what undoes it."""
-
     def report(original: Callable[[Any], None], record: Any) -> None:
         with suppress(Exception):
             original(record)
 
-    is_known = is_wandbs(run) and hasattr(run, _TELEMETRY)
-    return intercept(run, _TELEMETRY, report) if is_known else lambda: None
+    answer = SimpleNamespace(wait_or=lambda **_: SimpleNamespace(step=step()))
+    interface = getattr(run, "_interface", None)  # older versions count steps themselves; there, it remains W&B's
+    handlers: list[tuple[Any, str, Callable[..., Any]]] = [
+        *((run, _LOG_ARTIFACT, log), (run, _API, api), (run, _TELEMETRY, report)),
+        (interface, _STEP_ASKED, lambda _: answer),
+    ]
+    return [intercept(owner, name, handler) for owner, name, handler in handlers if hasattr(owner, name)]
 
 
 def is_wandbs(run: Any) -> bool:

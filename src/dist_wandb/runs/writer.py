@@ -157,19 +157,20 @@ class RunWriter:
 
     def _write(self, row: Mapping[str, Any], **arguments: Any) -> None:
         """Log a row, unless nothing is left of it."""
+
+        def leave_out(name: str, error: Exception) -> None:
+            self.lost[_REFUSED] += 1
+            self._notices.warn(name, f"{name!r} could not be put together from what the ranks sent: {error!r}")
+
         if not self._run:
             return
-        with made_of_merged(row, self._warn_of_parts) as made:
+        with made_of_merged(row, leave_out) as made:
             if made is not row and not made.keys() - {self.step_metric, _TIME}:
                 return
             try:
                 self._run.log(dict(made), **arguments)
             except Exception as error:  # noqa: BLE001  # raised again, unless a value is the cause
                 self._write_by_value(made, error, arguments)
-
-    def _warn_of_parts(self, name: str, error: Exception) -> None:
-        self.lost[_REFUSED] += 1
-        self._notices.warn(name, f"{name!r} could not be put together from what the ranks sent: {error!r}")
 
     def _write_by_value(self, row: Mapping[str, Any], error: Exception, arguments: Mapping[str, Any]) -> None:
         """Write a row after `log` with these arguments has raised `error`; raise it if no value is the cause.
@@ -302,9 +303,3 @@ def define_step_metric(run: AnyRun, step_metric: str) -> None:
         # With `step_sync`, as in Lightning's own logger, W&B writes the last value into rows without one. All rows that
         # pass through a session have `global_step`, and W&B must not write it into other rows.
         run.define_metric("*", step_metric=step_metric, step_sync=step_metric != STEP_METRIC)
-
-
-def define_tensorboard_steps(run: AnyRun) -> None:
-    """Make the steps of tensorboard the x axis of every metric, as Lightning's own logger does."""
-    if hasattr(run, "define_metric"):
-        run.define_metric("*", step_metric="global_step")

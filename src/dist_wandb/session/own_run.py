@@ -134,9 +134,7 @@ class OwnRun:
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
             replaced = interception.intercept_methods(run, handlers, is_current=self.opening.is_current)
-            self._restore += [replaced, *self.summary.follow(run)]
-            self._restore.append(wandb_private.answer_step(run, lambda: intake.step))
-            self._restore += [*wandb_private.log_tables_unasked(run), wandb_private.let_imports_pass(run)]
+            self._restore += [replaced, *self.summary.follow(run), *wandb_private.adapt(run, lambda: intake.step)]
             if isinstance(run, NullRun):
                 run.show(_step=lambda: intake.step)
 

@@ -143,6 +143,21 @@ def test_a_row_at_the_step_of_experiment_lies_where_one_without_a_step_does(
 # --- several loggers in one process -----------------------------------------------------------------------------------
 
 
+def test_a_rank_without_a_run_asks_its_session_for_what_it_cannot_do(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    as_rank(monkeypatch, 1)
+    logger = DistWandbLogger(id="exp", offline=True, **SHORT)
+    experiment: Any = logger.experiment
+    experiment.name = "night"
+    experiment.alert("NaN", "in the loss")
+    assert not experiment.save("weights.pt")
+    assert fake_wandb.runs == []
+    assert "the alert 'NaN' of rank 1 did not reach the rank that has the run" in caplog.text
+    assert "rank 1 called save, which saves nothing there" in caplog.text
+    assert logger.experiment.name == "night"  # as in other integrations, until the primary's own is known
+
+
 def live(run: FakeRun) -> None:
     """Set `wandb.run`, as `wandb.init` does with the first run."""
     module: Any = wandb

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import wandb
-from opened_runs import FIRST, SECOND, SINGLE
+from opened_runs import FIRST, SECOND, SINGLE, opened_by
 
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import record, wandb_private
-from dist_wandb.runs.opening import open_run
 from dist_wandb.settings.plan import plan_run
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -33,7 +32,7 @@ def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
     elif verbosity == "in the environment":
         monkeypatch.setenv("WANDB_QUIET", "false")
     plan = plan_run(topology, "shared", "global", "exp")
-    run = open_run(plan, topology, arguments)
+    run = opened_by(plan, topology, arguments)
     run.log({"loss": 0.5})
     opening = capfd.readouterr().err
     with record.quiet_finish(run, plan, arguments):
@@ -62,7 +61,7 @@ def test_silence_is_defined_as_by_wandb(monkeypatch: pytest.MonkeyPatch, value: 
 def test_only_runs_in_several_files_have_an_upload_hint() -> None:
     def line(run_mode: Any, topology: Topology = FIRST, **arguments: Any) -> str | None:
         plan = plan_run(topology, run_mode, "global", "exp")
-        return record.upload_hint(open_run(plan, topology, arguments), plan, topology)
+        return record.upload_hint(opened_by(plan, topology, arguments), plan, topology)
 
     assert line("shared") is None  # it is on the server
     assert line("shared", mode="disabled") is None
@@ -78,7 +77,7 @@ def test_of_the_runs_of_all_ranks_wandb_prints_about_the_first(
     monkeypatch.delenv("WANDB_SILENT")
     arguments: dict[str, Any] = {"mode": "offline", "dir": str(fresh_wandb)}
     plan = plan_run(topology, "new", "global", "exp")
-    run = open_run(plan, topology, arguments)
+    run = opened_by(plan, topology, arguments)
     with record.quiet_finish(run, plan, arguments):
         wandb.termwarn("a warning")
         run.finish()

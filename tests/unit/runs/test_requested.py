@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import wandb
+from opened_runs import SINGLE, opened_by
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
 from dist_wandb.runs import requested
-from dist_wandb.runs.opening import open_run
 from dist_wandb.settings.plan import plan_run
 
 REQUESTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
@@ -30,10 +29,8 @@ OF_USER = pytest.param("settings", marks=pytest.mark.newest, id="user")  # wandb
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
-def open_offline(upload_timeout: float | None = None, **arguments: Any) -> None:
-    alone = Topology(0, 0, 0, 1, 1, 1)
-    plan = plan_run(alone, "auto", "global", "exp")
-    open_run(plan, alone, {"mode": "offline", **arguments}, upload_timeout=upload_timeout)
+def open_offline(*, as_given: bool = True, **arguments: Any) -> None:
+    opened_by(plan_run(SINGLE, "auto", "global", "exp"), SINGLE, {"mode": "offline", **arguments}, as_given=as_given)
 
 
 @pytest.mark.parametrize(("read", "argument", "setting", "variable"), REQUESTED)
@@ -111,8 +108,8 @@ def test_errors_about_settings_do_not_repeat_their_values(
 
 
 @pytest.mark.usefixtures("fresh_wandb")
-@pytest.mark.parametrize("upload_timeout", [None, 1.0])
-def test_errors_about_given_settings_do_not_repeat_their_values(upload_timeout: float | None) -> None:
+@pytest.mark.parametrize("as_given", [True, False])
+def test_errors_about_given_settings_do_not_repeat_their_values(as_given: bool) -> None:
     with pytest.raises(ConfigurationError, match=r"W&B refuses its settings: base_url: .*Correct them") as caught:
-        open_offline(upload_timeout, settings={"base_url": BAD_ADDRESS})
+        open_offline(as_given=as_given, settings={"base_url": BAD_ADDRESS})
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))

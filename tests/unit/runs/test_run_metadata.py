@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import wandb
 from fakes import FakeWandb
-from opened_runs import FIRST, opened
+from opened_runs import FIRST, opened, opened_by
 
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.runs.opening import open_run
 from dist_wandb.settings.plan import plan_run
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -38,7 +37,7 @@ def test_the_location_of_an_offline_shared_run_is_the_directory_of_all_ranks(
     fake_wandb: FakeWandb, tmp_path: Path
 ) -> None:
     plan = plan_run(FIRST, "shared", "global", "exp")
-    run: Any = open_run(plan, FIRST, {"mode": "offline"})
+    run: Any = opened_by(plan, FIRST, {"mode": "offline"})
     run.dir = str(tmp_path / "wandb/rank-0/wandb/offline-run-1-exp/files")  # as wandb lays them out
     assert run_metadata.location(run, plan) == f"offline, a file for each rank below {tmp_path / 'wandb'}"
     assert run_metadata.location(run) == f"offline, in {tmp_path / 'wandb/rank-0/wandb/offline-run-1-exp'}"

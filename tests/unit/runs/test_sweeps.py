@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import wandb
-from opened_runs import FIRST, SECOND, SINGLE
+from opened_runs import FIRST, SECOND, SINGLE, opened_by
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.model import Topology
 from dist_wandb.runs import sweeps
-from dist_wandb.runs.opening import open_run
 from dist_wandb.settings.plan import plan_run
 
 AGENT = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "t7", "WANDB_PROJECT": "digits", "WANDB_ENTITY": "team"}
@@ -100,7 +99,7 @@ def test_wandb_opens_the_run_that_was_planned(
         monkeypatch.delenv("WANDB_RUN_ID")
     arguments = sweeps.of_trial({"id": "mine", "project": "elsewhere", "config": {"lr": 7.0, "width": 3}})
     plan = plan_run(topology, mode, "global", arguments["id"], in_sweep=sweeps.is_trial())
-    run: Any = open_run(plan, topology, arguments)
+    run: Any = opened_by(plan, topology, arguments)
     try:
         assert (run.id, run.sweep_id, run.project, run.entity) == (run_id, sweep, "digits", "team")
         assert dict(run.config) == {"lr": 0.5, "width": 3}
@@ -119,7 +118,7 @@ def test_a_rank_opens_its_run_without_the_file_of_values_if_its_node_lacks_it(ag
     (agent / "config-t7.yaml").unlink()
     sweeps.forget_missing_values()
     arguments = {"config": {"lr": 7.0}, "mode": "offline"}
-    run: Any = open_run(plan_run(SECOND, "new", "global", "t7", in_sweep=True), SECOND, arguments)
+    run: Any = opened_by(plan_run(SECOND, "new", "global", "t7", in_sweep=True), SECOND, arguments)
     assert run.id == "t7-rank-1"
     assert is_set_up or dict(run.config) == {"lr": 7.0}  # otherwise older versions have already read the file
     run.finish()
