@@ -32,7 +32,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "runs/record.py:Record": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
-    "exchange/protocol/table.py:Table": ({"attributes": 15}, "what all ranks of a unit know of its rows"),
+    "exchange/protocol/table.py:Table": ({"attributes": 14}, "what all ranks of a unit know of its rows"),
     "exchange/protocol/table.py:Row": ({"attributes": 12}, "a record: a row to be written"),
     "runs/summary.py:SummaryWrites": ({"attributes": 14}, "what a script does between rows, in its order"),
     "runs/writer.py:RunWriter": ({"attributes": 11}, "the rows of a rank, and what W&B did not take of them"),

@@ -551,26 +551,32 @@ def test_memory_does_not_grow(is_lost: bool) -> None:
     assert found[1] <= found[0] * 1.02
 
 
-def test_the_cost_of_a_round_is_independent_of_open_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_round_is_independent_of_open_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     unit = Unit(2)
     unit.is_checked = False
     unit.write_on_all({"loss": 1.0, "lr": 1.0}, 0)
     for step in range(1, 300):
         unit.write(0, {"loss": 1.0}, step)
-    looked_at: list[int] = []
-    candidates = table.Conclusion._candidates
+    looked_at = Counter[str]()
+    unwritten = table.Table.unwritten_in
 
     def counted(*arguments: Any) -> Any:
-        found = candidates(*arguments)
-        looked_at.append(len(found))
-        return found
+        looked_at["rows"] += 1
+        return unwritten(*arguments)
 
-    monkeypatch.setattr(table.Conclusion, "_candidates", counted)
-    for step in (3000, 3001):
-        unit.write(0, {"lr": 0.1}, step)
-        looked_at.clear()
-        unit.write(1, {"lr": 0.1}, step)
-        assert looked_at == [1, 1]
+    monkeypatch.setattr(table.Table, "unwritten_in", counted)
+    for rank in (0, 1):
+        unit.write(rank, {"lr": 0.1}, None)
+        assert 0 < looked_at.pop("rows") < 200, "in rounds of two ranks"
+
+
+def test_many_rows_of_a_rank_ahead_are_written_when_the_other_one_passes_their_steps_with_other_names() -> None:
+    unit = Unit(2)
+    unit.write_on_all({"loss": 1.0}, 0)
+    for step in range(1, 300):
+        unit.write(0, {"loss": 1.0}, step)
+    unit.write(1, {"val": 1.0}, 300)
+    assert [(row.step, row.missing) for row in unit.rows] == [(step, 0) for step in range(300)]
 
 
 def test_wide_calls_have_narrow_offers() -> None:

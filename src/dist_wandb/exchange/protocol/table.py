@@ -26,7 +26,7 @@ from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributor
 from dist_wandb.exchange.protocol.lanes import Lanes, lanes_of, number_at
 from dist_wandb.exchange.protocol.memory import Cell, Known, Memory, Owner, Remembered
 
-_FEW = 64  # open rows that are all checked in each round
+_MOST_WAITING = 64  # young rows that a round finds waiting, until it looks at no further ones
 
 
 class Row(NamedTuple):
@@ -66,7 +66,6 @@ class Table:
         self.rows: dict[Owner, dict[str, Key]] = {}  # the cells of each row, by name
         self.open: dict[Owner, None] = {}  # rows with something that is not written, in the order in which they came
         self.calls: dict[Owner, Known] = {}  # those that own cells, or did, or have x axes
-        self.by_name: dict[str, dict[Key, None]] = {}  # the cells of open rows
         self.checked: int = NEVER  # the version of the ranks as of which all open rows were checked
 
     def unwritten(self) -> Iterator[Key]:
@@ -101,9 +100,8 @@ class Table:
             homes = self._homes(owner) if owner in self.calls else {}
             for key in of_owner[owner]:
                 self._place(key, cells[key], homes.get(key) or cells[key].row or call)
-        for changed in dict.fromkeys(cells[key].row for key in concerned if cells[key].shown != cells[key].ranks):
-            if changed in self.rows:
-                self.reopen(changed)
+        changed = [cells[key].row for key in concerned if cells[key].shown != cells[key].ranks]
+        self.open.update((row, None) for row in changed if row in self.rows)
         if call not in of_owner and not known.axes:
             del self.calls[call]
         for serial, of_serial in names.items():
@@ -189,11 +187,6 @@ class Table:
             cell.row = row
             self.rows.setdefault(row, {})[key.name] = key
 
-    def reopen(self, row: Owner) -> None:
-        self.open[row] = None
-        for name, key in self.rows[row].items():
-            self.by_name.setdefault(name, {})[key] = None
-
     # Ranks come and go
 
     def resize(self, members: Ranks, lost: Ranks) -> None:
@@ -222,7 +215,7 @@ class Table:
     def _reopen_changed(self) -> None:
         for row in [row for row in self.rows if row not in self.open]:
             if self.unwritten_in(row):
-                self.reopen(row)
+                self.open[row] = None
             else:
                 self.close(row)
 
@@ -255,11 +248,6 @@ class Table:
         known = self.calls[row]
         kept = [(key, self.cells.pop(key)) for key in self.rows.pop(row).values()]
         self.open.pop(row, None)
-        for key, _ in kept:
-            of_name = self.by_name.get(key.name, {})
-            of_name.pop(key, None)
-            if not of_name:
-                self.by_name.pop(key.name, None)
         for call in {row, *(call for _, cell in kept for call in (cell.owner, *cell.calls.items()))}:
             if call in self.calls and not any(key in self.cells for key in self.calls[call].keys):
                 del self.calls[call]
@@ -278,9 +266,8 @@ class Conclusion:
         self._ranks = table.ranks
         self._touched = touched
         self._patience = patience
-        self._of_rows: dict[
-            Owner, tuple[Ranks, int]
-        ] = {}  # the contributors to some cell of a row, and the last serial
+        # the contributors to some cell of a row, and the last serial
+        self._of_rows: dict[Owner, tuple[Ranks, int]] = {}
 
     def rows(self) -> Iterator[tuple[Owner, Row]]:
         """Yield the finished rows with their owners, in the order in which they were opened."""
@@ -291,51 +278,34 @@ class Conclusion:
                 break
 
     def _ready(self) -> list[tuple[int, Owner]]:
-        ready: dict[Owner, int] = {}
-        rows = self._candidates()
-        while rows:
-            self._table.checked = self._ranks.version
-            for row in rows:
-                keys = self._table.unwritten_in(row)
+        """Return the open rows that wait for nobody any more, and the serials of their first cells.
+
+        Ranks pass rows in the order in which these were opened, so those to which they have contributed are checked,
+        and the oldest ones, until some wait that are not overdue; all, if ranks come, go, or log other names.
+        """
+        table, patience, ready = self._table, self._patience, dict[Owner, int]()
+        touched = {table.cells[key].row for key in self._touched if key in table.cells}
+        overdue = max(patience.of_new, patience.of_all)
+        while True:
+            checks_all = patience.everything or self._ranks.version != table.checked
+            table.checked, waiting = self._ranks.version, 0
+            for row in [row for row in table.open if row not in ready]:
+                if waiting >= _MOST_WAITING and not checks_all and row not in touched:
+                    continue
+                keys = table.unwritten_in(row)
                 if not keys:  # its flag has changed twice
-                    self._table.close(row)
+                    table.close(row)
                     continue
-                is_crowded = len(self._table.open) - len(ready) > self._patience.most_open
-                if not (self._patience.everything or is_crowded or not any(self._waits(key) for key in keys)):
+                is_crowded = len(table.open) - len(ready) > patience.most_open
+                if not (patience.everything or is_crowded or not any(self._waits(key) for key in keys)):
+                    waiting += all(table.cells[key].born > overdue for key in table.rows[row].values())
                     continue
-                awaited = [self._awaited(key, self._table.cells[key]) for key in keys]  # before one is given up
+                awaited = [self._awaited(key, table.cells[key]) for key in keys]  # before one is given up
                 for key, (rest, is_long) in zip(keys, awaited, strict=True):
                     self._give_up(key, rest, is_long=is_long)
-                ready[row] = min(self._table.cells[key].serial for key in self._table.rows[row].values())
-            if self._ranks.version == self._table.checked:
-                break
-            rows = [row for row in self._table.open if row not in ready]  # ranks may not be awaited any more
-        return [(serial, row) for row, serial in ready.items()]
-
-    def _candidates(self) -> list[Owner]:
-        """Return open rows that may be finished: touched ones, those that ranks have passed, and overdue ones."""
-        cells, is_other = self._table.cells, self._ranks.version != self._table.checked
-        if self._patience.everything or is_other or len(self._table.open) <= min(_FEW, self._patience.most_open):
-            return list(self._table.open)
-        touched = [(key.name, cells[key]) for key in self._touched if key in cells]
-        rows = {cell.row for _, cell in touched}
-        newest: dict[str, int] = {}
-        for name, cell in touched:
-            newest[name] = max(newest.get(name, NEVER), cell.serial)
-        for name, serial in newest.items():
-            for key in self._table.by_name.get(name, ()):
-                cell = cells[key]
-                if cell.serial >= serial:
-                    break
-                if not self._ranks.awaited(name, cell.ranks, cell.serial, key.step)[0]:
-                    rows.add(cell.row)
-        overdue = max(self._patience.of_new, self._patience.of_all)
-        spare = len(self._table.open) - self._patience.most_open
-        for number, row in enumerate(self._table.open):
-            if number >= spare and all(cells[key].born > overdue for key in self._table.rows[row].values()):
-                break
-            rows.add(row)
-        return [row for row in self._table.open if row in rows]
+                ready[row] = min(table.cells[key].serial for key in table.rows[row].values())
+            if self._ranks.version == table.checked:
+                return [(serial, row) for row, serial in ready.items()]
 
     def _awaited(self, key: Key, cell: Cell) -> tuple[Ranks, bool]:
         axes, beside = self._table.axes, NOBODY
