@@ -365,5 +365,5 @@ class _EarlyConfig:
 class _Nothing(NullPart):
     """An attribute of the stand-in that accepts any call and returns `None`."""
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # type: ignore[override]  # on purpose
+    def __call__(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing."""
