@@ -21,10 +21,9 @@ _KEPT: tuple[tuple[object, str, Callable[[], object]], ...] = (
     (job_description, "_opened", Counter),
     (leftovers, "_leftovers", list),
     (null_run, "_notices", Notices),
-    (registry, "_sessions", list),
+    (registry, "shutdowns", dict),
     (remote_session, "_notices", Notices),
     (restart, "_notices", Notices),
-    (restart, "_started", Counter),
 )
 
 

@@ -35,7 +35,7 @@ from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topol
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.null_run import NullPart, NullRun
-from dist_wandb.session import inherited_rank, restart
+from dist_wandb.session import inherited_rank
 from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
@@ -84,8 +84,9 @@ class SessionHolder:
         self.number, self.base_id = launching.script_ids.next_id(self._requested_id or make_id())
         is_main = self.launch.is_first_process and not Launch.detect().is_lightning_child
         if self._requested_id is None and is_main:  # an earlier start of the job may be continued
-            name = restart.session_name(INTEGRATION, self.number)
-            earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
+            earlier = RestartStore(
+                f"{INTEGRATION}/{self.number}", self.options, Topology.single(), self._arguments
+            ).find()
             if earlier is not None:
                 self.base_id = earlier.record.base_id
                 launching.script_ids.offer(self.number, self.base_id)
@@ -357,5 +358,5 @@ class _EarlyConfig:
 class _Nothing(NullPart):
     """An attribute of the stand-in that accepts any call and returns `None`."""
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # type: ignore[override]  # on purpose
+    def __call__(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing."""

@@ -46,8 +46,8 @@ class StandIn:
     def __bool__(self) -> Literal[False]:
         return False
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> StandIn:
-        return NullPart()
+    def __call__(self, *args: Any, **_kwargs: Any) -> Any:
+        return args[0] if len(args) == 1 and inspect.isroutine(args[0]) else NullPart()  # as a decorator: `timed`
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # protocols such as copy and pickle must detect that they are not implemented

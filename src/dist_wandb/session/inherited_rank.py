@@ -64,16 +64,10 @@ def known() -> tuple[Topology | None, int | None]:
     return (Topology.single() if rank_holder is not None else group or Topology.from_environ()), rank_holder
 
 
-def detect() -> tuple[Topology, int | None]:
-    """Return what is `known`, for a process of its own if there is no topology."""
-    topology, rank_holder = known()
-    return topology or Topology.single(), rank_holder
-
-
 def detect_or_none() -> Topology | None:
     """Return the topology of this process; `None` where `init` raises an error."""
     try:
-        return detect()[0]
+        return known()[0] or Topology.single()
     except DistWandbError:
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -14,6 +15,7 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
 from dist_wandb.exchange.interface import Exchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.notices import Notices
 from dist_wandb.payloads.gathers import Gathered
 from dist_wandb.payloads.scalars import (
     Paths,
@@ -29,12 +31,24 @@ from dist_wandb.runs import run_metadata, wandb_media, wandb_private
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import MOVED, JobLink, why_no_run
-from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.sections import Sections
-from dist_wandb.session.shutdown import LifeCycle, Phase
 from dist_wandb.session.stalls.watcher import signs
 from dist_wandb.settings.reduction import check_per_rank
+
+_LONGEST_ROW = 2.0  # seconds that a row gets to be passed on: SIGTERM's handler holds up the thread that logs it
+
+
+class Phase(Enum):
+    """Whether a session accepts rows. No transition leads back to `OPEN`."""
+
+    OPEN = "open"
+    # After `finish`, `release`, or once the user has finished this rank's run: `log` raises. What was accepted is with
+    # the exchange, and the run may still be ending.
+    CLOSED = "closed"
+    # On a rank without a run, once it is finished on the rank that has it: rows are dropped, with one warning.
+    DETACHED = "detached"
+
 
 _OPEN = Phase.OPEN  # a member of an enumeration takes longer to read
 
@@ -46,10 +60,13 @@ class Intake:
     _link: JobLink
     _own: OwnRun
     _exchange: Exchange
-    _life: LifeCycle
-    _notices: SessionNotices
+    _notices: Notices
     first_row: int  # position on the x axis of the first row without a step
+    phase: Phase = Phase.OPEN
+    # Held while a row is checked and passed on. Reentrant, so a signal handler that interrupts this may log and finish.
+    accepting: threading.RLock = field(default_factory=threading.RLock)
     rows: int = 0  # accepted so far
+    dropped: int = 0  # values of rows that were not accepted
     # the last step given by this rank, the rows ended since, and whether the row that is open was given its step
     _last: tuple[int | None, int, bool] = (None, 0, False)
     _names: set[str] = field(default_factory=set)  # that were checked
@@ -61,7 +78,7 @@ class Intake:
     def continue_from(self, former: Intake) -> None:
         """Continue the rows of a session that moves to this one: they are passed on, and the next follows the last."""
         former._exchange.pass_on(self._exchange)  # most of them, while further rows are accepted
-        with former._life.accepting:
+        with former.accepting:
             former._exchange.pass_on(self._exchange)
             self.rows, self._last, self._watched = former.rows, former._last, former._watched
             self._first_thread, self.sections = former._first_thread, former.sections
@@ -95,21 +112,26 @@ class Intake:
         paths = self._own.summary.logged.paths
         row = metrics if are_plain(metrics) else _flat(metrics, paths, rank)
         if paths and not paths.keys().isdisjoint(metrics):
-            self._notices.logged_nested_too(next(name for name in metrics if name in paths))
+            name = next(name for name in metrics if name in paths)
+            self._notices.warn(
+                "nested too",
+                f"rank {rank} logged {name!r} both as this name and nested. W&B shows both as {name!r}, and here they "
+                "are one metric. Rename one of them.",
+            )
         if step is not None:
             step = checked_step(step, rank)
-        with self._life.accepting:
+        with self.accepting:
             signs.last = monotonic()  # not before: torch.compile would warn of it
             if self._successor is not None:
                 self._successor.put(metrics, step, weight, commit, leads=leads)
-            elif self._life.phase is _OPEN or not self._is_over(len(row)):
+            elif self.phase is _OPEN or not self._is_over(len(row)):
                 self._pass_on(row, step, weight, commit, leads=leads)
-                if self._life.phase is not _OPEN:
+                if self.phase is not _OPEN:
                     self._is_over()  # a signal handler may have finished the session before the row was passed on
 
     def watch(self, values: Mapping[str, Any]) -> None:
         """Accept what W&B's `watch` has measured. As in wandb, it belongs to the open row, else to the next call."""
-        with self._life.accepting:
+        with self.accepting:
             if self._is_over():
                 return
             if self._link.reduces:
@@ -117,9 +139,19 @@ class Intake:
             elif self._link.unit.is_member:
                 self._put_own(values, None, None, commit=False)
 
+    def close(self) -> None:
+        """Stop accepting rows, once those that other threads are logging are passed on."""
+        has_turn = self.accepting.acquire(timeout=_LONGEST_ROW)
+        try:
+            if self.phase is _OPEN:
+                self.phase = Phase.CLOSED
+        finally:
+            if has_turn:
+                self.accepting.release()
+
     def end_row(self, step: int | None = None) -> None:
         """Pass on what `watch` has measured for the last row, in a row at `step`; `None` for the last step."""
-        with self._life.accepting:
+        with self.accepting:
             watched, self._watched = self._watched, {}
             if watched:
                 self._put_reduced(watched, step, None, None)
@@ -149,7 +181,12 @@ class Intake:
         elif self._link.unit.is_member:
             self._put_own(metrics, step, weight, commit)
         elif self._link.topology.is_unconnected:
-            self._notices.too_early()
+            self._notices.warn(
+                "too early",
+                f"rank {self._link.topology.global_rank} logs in a session that was opened before Lightning had "
+                "connected the ranks. Rank 0 opened its run without the others, and what they log there is not "
+                "written. Log with DistWandbLogger, or start the script with torchrun.",
+            )
         self.rows += commit is not False  # the next call continues a row that is not committed
         last, ended, is_placed = self._last
         ended += bool(commit or (commit is None and given is None))
@@ -157,15 +194,20 @@ class Intake:
 
     def _is_over(self, values: int = 0) -> bool:
         """Return whether rows are dropped, and with this one so many values; raise if the session was finished."""
-        if self._life.phase is Phase.CLOSED and not registry.process_end.has_begun:
+        if self.phase is Phase.CLOSED and not registry.process_end.has_begun:
             error = ConfigurationError(
                 f"log was called on rank {self._link.topology.global_rank} after the session was finished. Log before "
                 "finish(), or open another session."
             )
             raise as_usage_error(error)
-        if self._life.phase is Phase.DETACHED:
-            self._notices.row_dropped(values)
-        return self._life.phase is not Phase.OPEN
+        if self.phase is Phase.DETACHED:
+            self.dropped += values
+            self._notices.warn(
+                "dropped",
+                f"rank {self._link.topology.global_rank} called log after its run was finished on the rank that has "
+                "it. This and later rows are not written. Call log on all ranks before the run is finished.",
+            )
+        return self.phase is not Phase.OPEN
 
     def _copied(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of a row, with what W&B stores of its media now: the script may change them."""
@@ -210,7 +252,18 @@ class Intake:
         metrics = self._copied(metrics)
         copied_weight(weight, rank)  # checks it
         if self._link.unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
-            self._notices.not_gathered()
+            if self._link.plan.run_mode == "auto":
+                raise ConfigurationError(
+                    f"Rank {rank} logs a table or images of all ranks, but reduce=None disables gathering, so those of "
+                    "the other ranks would be lost. Leave out reduce=None or the gathering."
+                )
+            if self._link.plan.announces:
+                self._notices.warn(
+                    "not gathered",
+                    f"run_mode={self._link.plan.run_mode!r} without a reduction does not gather tables and images. "
+                    "Each has the rows of one rank only, in the run or under the label of that rank. To gather them, "
+                    "pass reduce='mean'.",
+                )
         commit = step is None if commit is None else commit  # as in wandb, a row with a step stays open for more values
         if step is None and self._own.has_our_axis and (self._last[2] or self._own.step_metric not in metrics):
             step = self.first_row + self.rows if self._last[0] is None else self._last[0]
@@ -250,15 +303,15 @@ def exchange_of(
         link.is_over,
         link.until_open(enclosing),
         partial(why_no_run, link),
-        link.moving.to if link.moving.is_possible else None,
-        lambda: config_sync.connection.publications + own.elsewhere.sent,
+        link.move_to if link.may_move else None,
+        lambda: config_sync.connection.publications,
         names_unopened=MOVED not in link.name,
     )
     if link.reduces:
         exchange = CollectiveExchange(link.unit, hooks, rows, options.limits)
         exchange.rounds.side_data.paths = own.summary.logged.paths
         return exchange
-    if link.moving.is_possible and link.unit.index > 0 and link.store is not None:
+    if link.may_move and link.unit.index > 0 and link.store is not None:
         return WatchingExchange(link.unit, hooks, options.limits)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(

@@ -3,7 +3,6 @@
 The coordinator publishes its options and describing arguments (name, tags, config, ...). A rank that reads them is
 refused if its mode or scope differs; in `auto`, ranks without a run do not read them. Ranks that were given no
 arguments use the coordinator's. Secondaries of a shared run always do, because W&B keeps what any writer sent last.
-Calls of `init` while a session is open are decided here, too, alike on all ranks (`InitCalls`).
 
 `check_trial` finds, when a run is opened, that ranks were given different trials of a sweep, by agents of their own:
 before a rank opens its run, and again after that, because the first rank cannot know what later ones were given; of one
@@ -14,37 +13,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
-from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import refuse
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
 from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
-from dist_wandb.notices import Line, named_line
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, plan_run
-
-if TYPE_CHECKING:
-    from dist_wandb.session.job_link import JobLink
 
 _T = TypeVar("_T")
 _JOB = "job"  # the key of the coordinator's message
 _EQUAL = ("run_mode", "rank_scope")  # options that must be the same on all ranks
 _opened: Counter[str] = Counter()  # sessions by integration
 _behind: set[str] = set()  # integrations of which a session has ended without this rank
-ENDING = "ending"  # key: set once the coordinator has begun to end the session
 _OTHER = "trial/other"  # key of the trial of a sweep that is not that of the first rank
 ONE_AGENT = (
     "Every rank would take trials of its own from the sweep, and only those of one rank would be trained. Start one "
     "agent that starts the job: in the sweep's configuration set command: [${env}, torchrun, --nproc-per-node, N, "
     "train.py, ${args}], call init in train.py without an agent, and run: wandb agent SWEEP."
 )
-_ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
 
 
 class JobDescription(TypedDict):
@@ -71,15 +63,20 @@ def ask(store: JobStore | None, read: Callable[[JobStore], _T], otherwise: _T, w
     return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
 
 
-def meet(options: Options, topology: Topology, integration: str, number: int | None) -> tuple[str, JobStore | None]:
-    """Return the session's name, equal on all ranks, and its keys in the job's store, if any; counts the sessions."""
-    if topology.world_size == 1:
-        return integration, None
+def meet(
+    options: Options, topology: Topology, integration: str, number: int | None, *, reaches: bool = True
+) -> tuple[str, JobStore | None]:
+    """Return the session's name, equal on all ranks, and its keys in the job's store, if any; counts the sessions.
+
+    Those of a process that meets no others are counted apart: other ranks may have none.
+    """
+    is_alone = topology.world_size == 1 or topology.is_unconnected
     if number is None:
-        _opened[integration] += 1
-        number = _opened[integration]
+        counted = f"{integration}, alone" if is_alone else integration
+        _opened[counted] += 1
+        number = _opened[counted]
     name = f"{integration}/{number}"
-    store = JobStore.find(name, topology, options.limits.join_timeout)
+    store = None if is_alone or not reaches else JobStore.find(name, topology, options.limits.join_timeout)
     if store is not None:
         leftovers.clear_away(store, topology.world_size)
     return name, store
@@ -196,57 +193,6 @@ def miss_job(integration: str) -> None:
 def fall_behind(integration: str) -> None:
     """Note that the coordinator has ended a session before this rank, which waits for no further one at its end."""
     _behind.add(integration)
-
-
-def is_ending(store: JobStore) -> bool:
-    return store.has([ENDING]) or leftovers.is_over(store)
-
-
-class InitCalls:
-    """The calls of `init` on this rank while a session is open.
-
-    The coordinator publishes how it has decided, for each line of the script, and that it ends a session. A rank that
-    is ahead waits for that: at the line that opened the session, as in a loop whose runs are finished on rank 0 only,
-    as long as `init` waits; at another line, which perhaps only this rank reaches, for a few seconds.
-    """
-
-    def __init__(self) -> None:
-        self._number: Counter[str] = Counter()  # by line
-        self._unanswered: set[str] = set()  # lines at which this rank calls `init`, but the coordinator does not
-
-    def agree(self, link: JobLink, line: Line | None, mine: bool, *, is_first: bool) -> bool | None:
-        """Decide as the coordinator does whether a call at `line` returns the session, which `is_first` has opened.
-
-        This rank's own decision, `mine`, counts on the coordinator, and if that does not decide. The result is `None`
-        if the coordinator ends the session, so that this rank has to end it, too.
-        """
-        place = named_line(line)
-        self._number[place] += 1
-        number, key, coordinates = self._number[place], f"again/{place}", link.topology.is_coordinator
-        within = link.options.limits.join_timeout
-        within = within if is_first else min(_ELSEWHERE, within) if place not in self._unanswered else 0.0
-
-        def decision(store: JobStore) -> tuple[bool | None] | None:
-            is_ended = is_ending(store)  # asked first: the decision may be older
-            theirs = store.try_get(key)
-            if theirs is not None and theirs[0] >= number:
-                return (bool(theirs[1]),)
-            return (None,) if is_ended else None
-
-        def decided(store: JobStore) -> tuple[bool | None] | None:
-            if coordinates:
-                store.publish(key, [number, mine])
-            elif is_published(store):
-                return poll(lambda: decision(store), within, LONGEST_PAUSE, link.topology.world_size)
-            return (mine,)
-
-        with suppress(RendezvousError):
-            store = link.find_store()
-            found = (mine,) if store is None else briefly(lambda: decided(store), None, within + STORE_PATIENCE)
-            if found is not None:
-                return found[0]
-        self._unanswered.add(place)
-        return mine
 
 
 def check_trial(store: JobStore | None, topology: Topology) -> None:

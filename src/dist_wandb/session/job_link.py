@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refus
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
 from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
+from dist_wandb.notices import Line, named_line, warn
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description, registry
-from dist_wandb.session.job_description import ENDING, InitCalls, ask
+from dist_wandb.session.job_description import ask
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, Unit, unit_of, unit_run_id
 
@@ -38,47 +40,19 @@ _ARRIVAL = 5.0  # seconds from the opening of a run until its rank has arrived i
 _PAUSE = 0.02  # seconds between two polls for writers that have ended
 _DECISION = 2.0  # seconds after `join_timeout` in which ranks notice that another one becomes the primary
 _OPENING = 10.0  # seconds that reads then wait for its run
+_ELSEWHERE = 2.0  # seconds to wait for the coordinator's decision about `init` at another line than the first
+_ENDING = "ending"  # key: set once the coordinator has begun to end the session
 MOVED = "/moved"  # part of the name of a session that continues another one
 _KEPT = ("opened_at", "opened_inside")  # attributes of a session that moves
+
+
+def _is_ending(store: JobStore) -> bool:
+    return store.has([_ENDING]) or leftovers.is_over(store)
 
 
 def why_no_run(link: JobLink) -> str | None:
     """Return why the primary of a session opened no run, if it has published that."""
     return ask(link.store, lambda store: (store.try_get(run_key(link.plan)) or {}).get("error") or refusal(store), None)
-
-
-class Moving:
-    """Whether and how a session continues with another primary, and how long reads wait for its own until then.
-
-    All reads together wait up to `join_timeout` and, if another rank becomes the primary then, until it has opened the
-    run, but no more than some seconds.
-    """
-
-    def __init__(self, join_timeout: float, ranks: int) -> None:
-        self.is_possible = False  # whether another rank may become the primary
-        # Continues the session, given the rank of its new primary; `None` after its end.
-        self.move: Callable[[int], None] | None = None
-        self.has_happened = False  # whether the session has continued
-        self.has_id = False  # whether the base id is known to be the coordinator's: reads of it do not wait
-        self._join_timeout = join_timeout
-        self._ranks = ranks
-        self.until: float = math.inf  # reads wait, by the monotonic clock, once there was one
-
-    def to(self, primary_rank: int) -> None:
-        if self.move is None:
-            raise RuntimeError("the session has ended")
-        self.move(primary_rank)
-
-    def wait(self, is_over: Callable[[], bool], is_known: Callable[[], bool]) -> None:
-        """Let a read wait until what the primary publishes `is_known`; raise `RendezvousError` if the store is gone.
-
-        It does not wait if the session `is_over` on the coordinator: what that has published may be gone.
-        """
-        if self.until == math.inf:
-            self.until = time.monotonic() + self._join_timeout + self.is_possible * _DECISION
-        if not is_over():
-            is_settled = lambda: self.has_happened or time.monotonic() > self.until or is_known() or None  # noqa: E731
-            poll(is_settled, math.inf, LONGEST_PAUSE, self._ranks)
 
 
 @dataclass(eq=False, repr=False)
@@ -97,10 +71,15 @@ class JobLink:
         self.unit: Unit = unit_of(self.topology, options.rank_scope, options.unit_ranks)
         # Whether numbers are reduced over several ranks. If not, each row comes from a single rank.
         self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
-        self.calls: InitCalls = InitCalls()
-        self.moving: Moving = Moving(options.limits.join_timeout, self.topology.world_size)
-        # Otherwise the plan has the id that this rank was given, and the coordinator perhaps another one.
-        self.moving.has_id = plan.base_id is not None and plan.needs_base_id
+        # Reads of the base id wait unless it is known to be the coordinator's, rather than what this rank was given.
+        self.has_id: bool = plan.base_id is not None and plan.needs_base_id
+        self.may_move: bool = False  # whether another rank may become the primary
+        # Continues the session, given the rank of its new primary; `None` after its end.
+        self.move: Callable[[int], None] | None = None
+        self.has_moved: bool = False  # whether the session has continued
+        self.reads_until: float = math.inf  # until when reads wait, by the monotonic clock, once there was one
+        self._calls_of_init: Counter[str] = Counter()  # while the session is open, by line
+        self._unanswered: set[str] = set()  # lines at which this rank calls `init`, but the coordinator does not
 
     def find_store(self) -> JobStore | None:
         # The store may appear after the session was opened.
@@ -121,18 +100,37 @@ class JobLink:
             job_description.publish(self.options, self.store, init_arguments)
         self.report_opened()
 
+    def move_to(self, primary_rank: int) -> None:
+        if self.move is None:
+            raise RuntimeError("the session has ended")
+        self.move(primary_rank)
+
+    def wait(self, is_known: Callable[[], bool]) -> None:
+        """Let a read wait until what the primary publishes `is_known`; raise `RendezvousError` if the store is gone.
+
+        All reads together wait up to `join_timeout` and, if another rank becomes the primary then, until it has opened
+        the run, but no more than some seconds. None waits if the session is over on the coordinator: what that has
+        published may be gone.
+        """
+        if self.reads_until == math.inf:
+            within = self.options.limits.join_timeout + self.may_move * _DECISION
+            self.reads_until = time.monotonic() + within
+        if not self.is_over():
+            is_settled = lambda: self.has_moved or time.monotonic() > self.reads_until or is_known() or None  # noqa: E731
+            poll(is_settled, math.inf, LONGEST_PAUSE, self.topology.world_size)
+
     def run_id(self) -> str | None:
-        """Return the id of the unit's run; wait for the one that the coordinator publishes: see `Moving.wait`."""
+        """Return the id of the unit's run; `wait` for the one that the coordinator publishes."""
         store, given = self.store, self.plan.base_id
-        if store is not None and not self.moving.has_id and not self.topology.is_coordinator:
+        if store is not None and not self.has_id and not self.topology.is_coordinator:
             try:
                 if given is None or job_description.is_published(store):
-                    self.moving.wait(self.is_over, lambda: is_base_id_known(store))
+                    self.wait(lambda: is_base_id_known(store))
                 base_id = wait_base_id(store, self.topology, 0.0)
             except (RendezvousError, ConfigurationError):
                 return None if given is None else unit_run_id(self.plan)
             self.plan = job_description.planned(self.topology, self.options, base_id, self.plan.group)
-            self.moving.has_id = True
+            self.has_id = True
         return unit_run_id(self.plan)
 
     def run_url(self) -> str | None:
@@ -209,7 +207,48 @@ class JobLink:
     def report_end(self, *, is_over: bool) -> None:
         """Publish, as the coordinator, that it ends the session, for `init`, or that it has, for late ranks."""
         if self.topology.is_coordinator:
-            ask(self.store, leftovers.publish_over if is_over else lambda store: store.publish(ENDING, 1), None)
+            ask(self.store, leftovers.publish_over if is_over else lambda store: store.publish(_ENDING, 1), None)
+
+    def is_ending(self) -> bool:
+        """Whether the coordinator has begun to end this session, as far as the job's store answers."""
+        return ask(self.store, _is_ending, False)
+
+    def agree(self, line: Line | None, mine: bool, *, is_first: bool) -> bool | None:
+        """Decide as the coordinator does whether a call of `init` at `line` returns this session.
+
+        The coordinator publishes how it has decided, for each line of the script, and that it ends the session. A rank
+        that is ahead waits for that: at the line that has opened the session (`is_first`), as in a loop whose runs are
+        finished on rank 0 only, as long as `init` waits; at another line, which perhaps only this rank reaches, for a
+        few seconds. Its own decision, `mine`, counts on the coordinator, and if that does not decide. The result is
+        `None` if the coordinator ends the session, so that this rank has to end it, too.
+        """
+        place = named_line(line)
+        self._calls_of_init[place] += 1
+        number, key = self._calls_of_init[place], f"again/{place}"
+        within = self.options.limits.join_timeout
+        within = within if is_first else min(_ELSEWHERE, within) if place not in self._unanswered else 0.0
+
+        def decision(store: JobStore) -> tuple[bool | None] | None:
+            is_ended = _is_ending(store)  # asked first: the decision may be older
+            theirs = store.try_get(key)
+            if theirs is not None and theirs[0] >= number:
+                return (bool(theirs[1]),)
+            return (None,) if is_ended else None
+
+        def decided(store: JobStore) -> tuple[bool | None] | None:
+            if self.topology.is_coordinator:
+                store.publish(key, [number, mine])
+            elif job_description.is_published(store):
+                return poll(lambda: decision(store), within, LONGEST_PAUSE, self.topology.world_size)
+            return (mine,)
+
+        with suppress(RendezvousError):
+            store = self.find_store()
+            found = (mine,) if store is None else ask(store, decided, None, within + STORE_PATIENCE)
+            if found is not None:
+                return found[0]
+        self._unanswered.add(place)
+        return mine
 
     def is_over(self) -> bool:
         """Whether the coordinator has already ended this session, so that this rank opens it too late."""
@@ -218,7 +257,7 @@ class JobLink:
 
     def leave(self, exchange: Exchange) -> None:
         """Delete the session's keys once its exchange has ended, unless a logger may open it again by its number."""
-        store, self.moving.move = self.store, None  # breaks a reference cycle
+        store, self.move = self.store, None  # breaks a reference cycle
         if store is None or not self.is_counted:
             return
         self.is_counted = False
@@ -288,8 +327,8 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
     """
     before: dict[str, Any] = dict(vars(session))
     link: JobLink = before["_link"]
-    if link.moving.until != math.inf:
-        link.moving.until = time.monotonic() + _OPENING  # reads wait for the other session
+    if link.reads_until != math.inf:
+        link.reads_until = time.monotonic() + _OPENING  # reads wait for the other session
     former = next((one for one in registry.open_sessions() if vars(one)["_link"] is link), session)
     other = reopen(primary_rank, session)
     other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
@@ -304,15 +343,20 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
 
     after["_own"].summary.continue_from(before["_own"].summary, other.run)
     after["_intake"].continue_from(before["_intake"])
-    after["shutdown"].failure, before["shutdown"].successor = before["shutdown"].failure, after["shutdown"]
-    relay, own = before["relay"], after["relay"]  # children have the address of the former
+    after["_shutdown"].failure, before["_shutdown"].successor = before["_shutdown"].failure, after["_shutdown"]
+    relay, own = before["_relay"], after["_relay"]  # children have the address of the former
     relay.deliver, relay.metadata = own.deliver, own.metadata
-    after["relay"] = vars(other)["relay"] = after["shutdown"].relay = relay
+    after["_relay"] = vars(other)["_relay"] = after["_shutdown"].relay = relay
     vars(session).update(after)
     if written := before["_config_sync"].continue_in(lambda: session.run):
         session.run.config.update(written, allow_val_change=True)
     briefly(publish_before, None)
     following.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
-    following.moving.until, link.moving.has_happened = link.moving.until, True  # reads continue there
+    following.reads_until, link.has_moved = link.reads_until, True  # reads continue there
     registry.remove(former)
-    after["_notices"].moved()
+    if following.plan.primary:
+        rank = following.topology.global_rank
+        warn(
+            f"the rank that should write the run has not opened a session, so rank {rank} writes it. Pass "
+            f"primary_rank={rank} to init on all ranks, and it does so from the start."
+        )

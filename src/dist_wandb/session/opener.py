@@ -19,7 +19,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -58,7 +57,8 @@ def open_session(
 
 def identify() -> Topology:
     """Detect rank and layout; warn if a launcher contradicts them. A process started by a rank is a job of its own."""
-    topology, holder = inherited_rank.detect()
+    found, holder = inherited_rank.known()
+    topology = found or Topology.single()
     if holder is not None:
         print_line(
             f"dist_wandb: process {os.getpid()} was started by process {holder}, which holds the rank whose variables "
@@ -141,8 +141,7 @@ class Opener:
         self._restart_store: restart.RestartStore | None = None
         self._earlier: restart.Earlier | None = None  # start whose runs this one continues
         if topology.is_coordinator and self.restarts and (is_job or inherited_rank.holder() is None):
-            name = restart.session_name(self.integration, self.number)
-            self._restart_store = restart.RestartStore(name, self.options, topology, self._arguments)
+            self._restart_store = restart.RestartStore(self._name, self.options, topology, self._arguments)
             if restart.can_look_back(self.options, topology, has_store=has_store):
                 self._earlier = self._restart_store.find()
         self._arguments = restart.continued(self._arguments, self._earlier, topology, has_store=has_store)
@@ -150,16 +149,16 @@ class Opener:
         with ExitStack() as until_started:
             session = self.open(until_started)
             mine = self.continues or session
-            self._link.moving.move = lambda primary_rank: move(mine, self._reopened, primary_rank)
+            self._link.move = lambda primary_rank: move(mine, self._reopened, primary_rank)
             self._announce(session)
         return session
 
     def _meet(self) -> None:
         """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
         options = self.options
-        self._name, self._store = self.integration, None
-        if self.reaches and not self.topology.is_unconnected:
-            self._name, self._store = job_description.meet(options, self._topology, self.integration, self.number)
+        self._name, self._store = job_description.meet(
+            options, self._topology, self.integration, self.number, reaches=self.reaches
+        )
         job_description.check_trial(self._store, self._topology)
         restart.check_resume(self._arguments, options, self._topology, has_store=self._store is not None)
         if self._store is not None:
@@ -247,7 +246,7 @@ class Opener:
         link = self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=is_counted)
         # Of several units, the trial, or the run to be rewound, may be another one's.
         is_bound = link.unit.name and (sweeps.is_trial() or requested.rewinds(self._arguments))
-        link.moving.is_possible = options.run_mode == "auto" and not is_bound
+        link.may_move = options.run_mode == "auto" and not is_bound
         link.report_opened()
 
     def _base_id(self) -> str | None:
@@ -300,7 +299,7 @@ class Opener:
             first_row = self._first_row(run, step_metric)
             wandb_private.set_starting_step(run, first_row)
         config_sync.connection.find = link.find_store
-        config_sync.connection.await_primary = partial(link.moving.wait, link.is_over)
+        config_sync.connection.await_primary = link.wait
         if self._topology.is_unconnected:  # reads get what this rank was given, as on rank 0
             run_id = requested.run_id(self._arguments)
             metadata = run_metadata.as_requested(self._arguments, run_id, is_offline=False)
@@ -344,5 +343,6 @@ class Opener:
                 session.announce()
                 registry.process_end.catch_sigterm()
         except BaseException:
-            session.shutdown.end_with_process(registry.FAILED, failed=True)  # no caller has it
+            if session in registry.shutdowns:  # no caller has it
+                registry.shutdowns[session].end_with_process(registry.FAILED, failed=True)
             raise

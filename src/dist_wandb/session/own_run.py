@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList
-from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError
 from dist_wandb.notices import warn
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
@@ -37,6 +36,7 @@ from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
+from dist_wandb.session.config.comparison import Connection
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask
 from dist_wandb.session.job_link import JobLink
@@ -78,7 +78,7 @@ class OwnRun:
         self.step_metric: str | None = step_metric
         # whether the x axis is the one that this package defines and counts rows on
         self.has_our_axis: bool = step_metric == STEP_METRIC
-        self.elsewhere: Elsewhere = Elsewhere(link, lambda: self.run, takes_all=takes_all)
+        self.elsewhere: Elsewhere = Elsewhere(link, config_sync.connection, lambda: self.run, takes_all=takes_all)
         self._axes = Axes() if is_owned and self.has_our_axis else None
         rank = link.topology.global_rank
         self._record = record.Record(run, rank, self._reopen, self.summary.logged.paths, self._axes)
@@ -214,12 +214,12 @@ class OwnRun:
 class Elsewhere:
     """Handles calls on a rank without a run, and on the primary the alerts of such ranks."""
 
-    def __init__(self, link: JobLink, run: Callable[[], AnyRun], *, takes_all: bool) -> None:
-        self.sent: int = 0  # alerts that this rank has published for its primary
+    def __init__(self, link: JobLink, connection: Connection, run: Callable[[], AnyRun], *, takes_all: bool) -> None:
         self._link = link
+        self._connection = connection  # not the training's, which must not wait behind a read
         self._run = run
         self.takes_all: bool = takes_all  # that is logged, as wandb's disabled run
-        self._list: SharedList | None = None  # from its first use to the last
+        self._list: SharedList | None = None  # of alerts, once it is used
         self._seen: Counter[tuple[str, str, str]] = Counter()  # alerts of this rank
         self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
         self._published = 0.0  # as of the last `deliver`
@@ -255,12 +255,9 @@ class Elsewhere:
             new = [] if found is None else found.read_new()
             if found is None or len(found.values) >= found.count():  # else the store has not answered: read again
                 self._published = published
-        except (RendezvousError, UnansweredError) as error:
+        except RendezvousError as error:
             _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
             return
-        finally:
-            if published == math.inf:
-                self._list = None  # releases its connection
         for one in new:
             if isinstance(one, dict) and isinstance(one.get("title"), str) and isinstance(one.get("number"), int):
                 self._send(one)
@@ -301,10 +298,10 @@ class Elsewhere:
             shared = self._shared()
             if shared is not None:
                 shared.append(alert)
-                self.sent += 1
+                self._connection.publications += 1
                 return
             problem: object = "there is no store of the job, so call init_process_group first"
-        except (RendezvousError, UnansweredError) as error:
+        except RendezvousError as error:
             problem = error
         warn(
             f"the alert {key[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the run: "
@@ -312,10 +309,9 @@ class Elsewhere:
         )
 
     def _shared(self) -> SharedList | None:
-        """Return the list of the alerts, on a connection of its own: the training must not wait behind a read."""
-        if self._list is None and self._link.store is not None:
-            store = self._link.store.beside("alerts", TimedCaller(STORE_PATIENCE))
-            self._list = SharedList(store, run_key(self._link.plan))
+        store = self._connection.store() if self._connection.is_usable else None
+        if self._list is None and store is not None:
+            self._list = SharedList(store, f"alerts/{run_key(self._link.plan)}")
         return self._list
 
     def _reported(self, name: str) -> Callable[..., Any]:

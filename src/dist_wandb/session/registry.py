@@ -29,6 +29,7 @@ from dist_wandb.settings.options import Current
 
 if TYPE_CHECKING:
     from dist_wandb.session.session import Session
+    from dist_wandb.session.shutdown import Shutdown
 
 FAILED = 1  # exit codes, as shells report them
 SIGTERM = 128 + signal.SIGTERM
@@ -44,7 +45,8 @@ is_nested_on_purpose: Current[bool] = Current("is_nested_on_purpose", default=Fa
 
 begun: set[int] = set()
 """This process, and those of which it is a fork, once a session was opened there."""
-_sessions: list[Session] = []
+shutdowns: dict[Session, Shutdown] = {}
+"""How to end the sessions that have not ended, the oldest first."""
 
 
 class ProcessEnd:
@@ -228,31 +230,31 @@ def _set_names_anew() -> None:
         vars(package).pop(name, None)
 
 
-def add(session: Session) -> None:
-    _sessions.append(session)
+def add(session: Session, shutdown: Shutdown) -> None:
+    shutdowns[session] = shutdown
     _set_names_anew()
     begun.add(os.getpid())
     process_end.register()
 
 
 def remove(session: Session) -> None:
-    with suppress(ValueError):  # another thread may do the same
-        _sessions.remove(session)
+    if shutdowns.pop(session, None) is not None:  # another thread may do the same
         _set_names_anew()
-    if not _sessions:
+    if not shutdowns:
         watcher.stop()
 
 
 def release_sigterm() -> None:
-    if not _sessions:
+    if not shutdowns:
         process_end.restore_sigterm()
 
 
 def open_sessions() -> list[Session]:
     """Return the sessions that have not ended, the oldest first. Close those whose run the user has finished."""
-    for session in [session for session in _sessions if wandb_private.is_finished(session.run)]:
-        session.shutdown.close_without_run()
-    return _sessions.copy()
+    for session, shutdown in shutdowns.copy().items():
+        if wandb_private.is_finished(session.run):
+            shutdown.close_without_run()
+    return [*shutdowns]
 
 
 def in_scope() -> list[Session]:
@@ -272,21 +274,21 @@ def current() -> Session | None:
 
 
 def holds(run: object) -> bool:
-    return any(session.run is run for session in _sessions)
+    return any(session.run is run for session in [*shutdowns])
 
 
 def _end_with_process(exit_code: int, failed: bool) -> None:
     """Finish the sessions that are still open, the newest first, and then the exchanges' threads."""
-    for session in reversed(_sessions.copy()):
-        session.shutdown.end_with_process(exit_code, failed=failed)
+    for shutdown in reversed([*shutdowns.values()]):
+        shutdown.end_with_process(exit_code, failed=failed)
     end_all(failed=failed)
     watcher.end()
     vars(sys.modules["dist_wandb"])["run"] = None  # for a `__del__` at a time when nothing can be imported any more
 
 
 def _prepare_fork() -> None:
-    for session in _sessions.copy():
-        session.relay.prepare_fork()
+    for shutdown in [*shutdowns.values()]:
+        shutdown.relay.prepare_fork()
 
 
 def _after_fork() -> None:

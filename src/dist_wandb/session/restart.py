@@ -46,7 +46,6 @@ import hashlib
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -70,7 +69,6 @@ DIRECTORY = "dist-wandb-resume"
 _KEY = "restart"  # in the job's store
 _MOST_FILES = 32  # files of one run that are searched for the last row; each takes about half a second
 _notices = Notices()
-_started: Counter[str] = Counter()  # sessions by integration
 
 
 @dataclass(frozen=True)
@@ -257,14 +255,6 @@ class RestartStore:
     def _file(self, kind: str, *parts: str) -> Path:
         about = json.dumps([self._mine.project, self._mine.entity, self._mine.session, *parts])
         return self._directory / f"{kind}-{hashlib.sha256(about.encode()).hexdigest()[:12]}.json"
-
-
-def session_name(integration: str, number: int | None) -> str:
-    """Return a name of the integration's next session, or of its `number`-th, that is equal at every start."""
-    if number is None:
-        _started[integration] += 1
-        number = _started[integration]
-    return f"{integration}/{number}"
 
 
 def continued(

@@ -1,13 +1,7 @@
 """The object that every integration holds: one rank's part in the logging of a job, from `init` to `finish`.
 
-`Session` delegates to its parts, each in a module of its own:
-
-- `job_link`: messages between the ranks, through the job store.
-- `own_run`: this rank's W&B run, which is intercepted, replaced after a failure, and ended.
-- `intake`: what `log` does on the training thread.
-- `shutdown`: the life cycle of a session, and its end, which happens once.
-- `relay`: rows from processes that this rank has started.
-- `notices`: messages to the user. `opener` assembles the parts, `registry` lists the sessions of this process.
+`Session` delegates to its parts, each in a module of its own. `opener` assembles them; `registry` lists the sessions of
+this process.
 """
 
 from __future__ import annotations
@@ -15,13 +9,15 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dist_wandb.exchange.reports import report_lost
 from dist_wandb.exchange.rows import Reductions, Rows
 from dist_wandb.job.model import Topology
-from dist_wandb.notices import Line
+from dist_wandb.notices import Line, Notices, named_line
 from dist_wandb.payloads.scalars import Weight, third_of_log
 from dist_wandb.runs import requested, run_metadata
 from dist_wandb.runs.interception import AsRun
@@ -29,18 +25,18 @@ from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.intake import Intake, exchange_of
-from dist_wandb.session.job_description import ask, is_ending
 from dist_wandb.session.job_link import JobLink
-from dist_wandb.session.notices import SessionNotices
+from dist_wandb.session.notices import announcement, print_line, unused_names
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.sections import Section
-from dist_wandb.session.shutdown import LEAST_TO_END, LifeCycle, Shutdown
+from dist_wandb.session.shutdown import LEAST_TO_END, Shutdown
 from dist_wandb.session.stalls import watcher
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan
+from dist_wandb.wandb_files.stragglers import findings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,29 +77,29 @@ class Session(AsRun):
         self.reductions: Reductions = rows.reductions
         enclosing = [session._link for session in registry.open_sessions()]  # noqa: SLF001  # of this class
         self._exchange = exchange_of(link, own, config_sync, rows, self._refresh, enclosing)
-        life = LifeCycle()
-        self._notices = SessionNotices(link)
-        self._intake = Intake(link, own, self._exchange, life, self._notices, first_row)
-        self.relay: Relay = Relay(partial(self._intake.put, leads=False), self.topology, self._metadata)
+        self._notices = Notices()
+        self._intake = Intake(link, own, self._exchange, self._notices, first_row)
+        self._relay = Relay(partial(self._intake.put, leads=False), self.topology, self._metadata)
         closed = partial(self._closed, rows)
-        self.shutdown: Shutdown = Shutdown(
-            life, link, own, config_sync, self._exchange, self.relay, restart_store, self._intake.end_row, closed
+        self._shutdown: Shutdown = Shutdown(
+            self._intake, link, own, config_sync, self._exchange, self._relay, restart_store, closed
         )
 
     def _refresh(self, published: float) -> None:
-        self.shutdown.refresh(published)  # made after the exchange, which calls this
+        self._shutdown.refresh(published)  # made after the exchange, which calls this
 
     def _closed(self, rows: Rows, handed_over: bool) -> None:
         registry.remove(self)
         if handed_over and self._intake.rows:
-            self._notices.unused_names(rows.reductions)
-            self._notices.slow_ranks(rows.writing.timings)
+            unused_names(self._link, rows.reductions)
+            for finding in findings(rows.writing.timings, self._link.unit.size):
+                print_line(f"dist_wandb: {finding}")
 
     def start(self, log: Callable[..., None]) -> None:
         """Start to take part: other threads use the session now. `log` gets what is logged directly to the run."""
-        registry.add(self)
+        registry.add(self, self._shutdown)
         self._exchange.start()
-        self._own.intercept(log, self.shutdown.finish_all_with_run, self._intake)
+        self._own.intercept(log, self._shutdown.finish_all_with_run, self._intake)
         directory = requested.wandb_directory(self._own.opening.arguments)
         watcher.begin(self.topology, self.options, lambda: self.run, directory)
 
@@ -151,17 +147,17 @@ class Session(AsRun):
         On a rank without a run, this is the id that the primary published. If the primary has not opened its run yet,
         this waits; `None` after that. All reads together wait up to `join_timeout`.
         """
-        if self.relay.is_fork:
-            return self.relay.remote.id
+        if self._relay.is_fork:
+            return self._relay.remote.id
         link = self._link
         known = str(self.run.id) if self.run else link.run_id()
-        return self.id if link.moving.has_happened else known  # it is now the session in which this one has continued
+        return self.id if link.has_moved else known  # it is now the session in which this one has continued
 
     @property
     def url(self) -> str | None:
         """URL of that run in W&B; `None` offline, and until the primary has published it."""
-        if self.relay.is_fork:
-            return self.relay.remote.url
+        if self._relay.is_fork:
+            return self._relay.remote.url
         return run_metadata.url(self.run) if self.run else self._link.run_url()
 
     @property
@@ -186,7 +182,7 @@ class Session(AsRun):
                     session.config.update({"lr": 0.2}, allow_val_change=True)
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
-        return self.relay.remote.config if self.relay.is_fork else self.run.config
+        return self._relay.remote.config if self._relay.is_fork else self.run.config
 
     def expect_config(self, values: Mapping[str, Any]) -> None:
         """Warn once the run's config is known, if this rank has used other values before: training may differ."""
@@ -240,8 +236,8 @@ class Session(AsRun):
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
         commit, weight = third_of_log(third, commit, weight)
-        if self.relay.is_fork:
-            self.relay.remote.log(data, step, commit=commit, weight=weight)
+        if self._relay.is_fork:
+            self._relay.remote.log(data, step, commit=commit, weight=weight)
         else:
             self._intake.put(data, step, weight, commit)
 
@@ -283,8 +279,8 @@ class Session(AsRun):
         Returns:
             Whether everything that this rank logged has been passed on, including its part in rows of several ranks.
         """
-        if self.relay.is_fork:
-            return self.relay.remote.flush(timeout)
+        if self._relay.is_fork:
+            return self._relay.remote.flush(timeout)
         self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
 
@@ -301,39 +297,46 @@ class Session(AsRun):
         Raises:
             TimeoutError: The upload took too long, and W&B's settings have ``finish_timeout_raises=True``.
         """
-        self.shutdown.finish_with_run(exit_code, LEAST_TO_END) if others_go_on else self.shutdown.finish(exit_code)
-        self._notices.at_end()
+        self._shutdown.finish_with_run(exit_code, LEAST_TO_END) if others_go_on else self._shutdown.finish(exit_code)
+        dropped, self._intake.dropped = self._intake.dropped, 0
+        report_lost(self.topology.global_rank, {"that were logged after the run was finished": dropped})
         self._own.raise_asked_for()
 
     def fail(self, exit_code: int | None) -> None:
         """Set the exit code of the run, to be used if `finish` is not called with one; `None` or 0: it recovered."""
-        self.shutdown.failure = exit_code or None
+        self._shutdown.failure = exit_code or None
 
     def release(self) -> None:
         """Pass on what was logged and stop being the current session, but leave the run open: `Shutdown.hand_over`."""
-        if not self.relay.is_fork:
-            self.shutdown.hand_over(failed=False, within=self.options.limits.flush_timeout)
+        if not self._relay.is_fork:
+            self._shutdown.hand_over(failed=False, within=self.options.limits.flush_timeout)
             self._own.restore()
 
     def is_ending(self) -> bool:
         """Whether the coordinator has begun to end this session, as far as the job's store answers."""
-        return ask(self._link.store, is_ending, False)
+        return self._link.is_ending()
 
     def is_returned(self, line: Line | None, caller: str | None, *, disabled: bool) -> bool:
-        """Whether the `caller`, at `line`, gets this session, which may be finished here: see `InitCalls`."""
+        """Whether the `caller`, at `line`, gets this session, which may be finished here: see `JobLink.agree`."""
         mine = not disabled and not (self.run and run_metadata.is_disabled(self.run))  # wandb makes such runs anew
-        agree = self._link.calls.agree
-        decision = not self.relay.is_fork and agree(self._link, line, mine, is_first=line == self.opened_at)
+        decision = not self._relay.is_fork and self._link.agree(line, mine, is_first=line == self.opened_at)
         if decision is None:
             self.finish()
-        elif decision and caller is not None:
-            self._notices.returned_again(line, self.id, caller)
+        elif decision and caller is not None and self.plan.announces and self._notices.is_first(line):
+            unless, end = ("", "finish()") if caller == "init" else (" but config", "tracker.finish() on all ranks")
+            print_line(  # wandb prints it each time
+                f"dist_wandb: {caller} was called at {named_line(line)} while the run {self.id} is open, and gets it; "
+                f"arguments of this call{unless} have no effect. For another run, call {end} first, or pass "
+                "reinit='finish_previous' or reinit='create_new'."
+            )
         return bool(decision)
 
     def announce(self, where: str | None = None) -> None:
-        """Print one line, on a unit's primary, about what was decided and where the runs are; see `SessionNotices`."""
+        """Print one line, on a unit's primary, about what was decided and where the runs are (`None`: determine it)."""
         if self.plan.announces:
-            self._notices.announce(self.run, self.id, where, self.group_url)
+            plan = replace(self.plan, run_id=self.id)
+            place = where or run_metadata.location(self.run, plan)
+            print_line(announcement(self.topology, plan, place, self.group_url, self.options.unit_ranks))
 
     @property
     def has_met(self) -> bool:
@@ -358,7 +361,7 @@ class Session(AsRun):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a `RemoteSession`, which sends rows from another process, such as a spawned worker, to this one."""
-        return self.relay.copied(waits=True).__reduce__()
+        return self._relay.copied(waits=True).__reduce__()
 
     def __enter__(self) -> Self:
         return self

@@ -20,8 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from functools import partial
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange
@@ -30,6 +29,7 @@ from dist_wandb.job.timed_caller import briefly, poll
 from dist_wandb.notices import warn
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.config.sync import ConfigSync
+from dist_wandb.session.intake import Intake, Phase
 from dist_wandb.session.job_link import JobLink, UnitEnd
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
@@ -38,79 +38,26 @@ from dist_wandb.settings.plan import unit_run_id
 
 _log = logging.getLogger("dist_wandb")
 
-_LONGEST_ROW = 2.0  # seconds that a row gets to be passed on: SIGTERM's handler holds up the thread that logs it
 _LATE = 1.0  # seconds that other ranks get to open a session whose run the user finishes
 LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, even if waiting for its last rows took long
-
-
-class Phase(Enum):
-    """Whether a session accepts rows."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-    DETACHED = "detached"
-
-
-class LifeCycle:
-    """The state of one session: whether it accepts rows, and which thread finishes it.
-
-    States and transitions::
-
-        OPEN ──────── run finished on the rank that has it ───────▶ DETACHED
-          │ finish, release, or the user finished this rank's run      │ finish
-          ▼                                                            ▼
-        CLOSED                                                      (ended)
-
-    - `OPEN`: rows are accepted.
-    - `CLOSED`: `log` raises. What was accepted before is being written, and the run may still be ending: the thread
-      that finishes holds the claim until that is done.
-    - `DETACHED`: rows are dropped, with one warning. Only ranks without a run reach this state.
-
-    Invariants: no transition leads back to `OPEN`; at most one thread finishes a session, and others wait until it is
-    done; a row that was accepted is with the exchange before the session is `CLOSED`. The only lock is reentrant, so a
-    signal handler that interrupts the training thread may log and finish.
-    """
-
-    def __init__(self) -> None:
-        self.phase: Phase = Phase.OPEN
-        self.accepting: threading.RLock = threading.RLock()  # held while a row is checked and passed on
-        self._claims: dict[str, tuple[int]] = {}
-        self.finished: threading.Event = threading.Event()
-
-    def claim_finish(self, within: float) -> bool:
-        """Return whether the caller is to finish the session; else wait for the thread that does, if it is another."""
-        mine = (threading.get_ident(),)
-        first = self._claims.setdefault("finish", mine)  # atomic, also in signal handlers
-        if first != mine:
-            self.finished.wait(within)
-        return first is mine
-
-    def close(self) -> None:
-        """Stop accepting rows, once those that other threads are logging are passed on."""
-        has_turn = self.accepting.acquire(timeout=_LONGEST_ROW)
-        try:
-            if self.phase is Phase.OPEN:
-                self.phase = Phase.CLOSED
-        finally:
-            if has_turn:
-                self.accepting.release()
 
 
 @dataclass(eq=False, repr=False)
 class Shutdown:
     """Ends one session."""
 
-    _life: LifeCycle
+    _intake: Intake
     _link: JobLink
     _own: OwnRun
     _config_sync: ConfigSync
     _exchange: Exchange
     relay: Relay
     _restart_store: RestartStore | None
-    _closing: Callable[[], None]  # called before no rows are accepted any more
     _closed: Callable[[bool], None]  # called after that, with whether the logged rows were passed on
     failure: int | None = None  # exit code of the run if `finish` is not called with one
     successor: Shutdown | None = None  # of the session in which this one continues: see `job_link.move`
+    _finishing: dict[str, tuple[int]] = field(default_factory=dict)  # the thread that finishes
+    _finished: threading.Event = field(default_factory=threading.Event)
 
     def finish(self, exit_code: int | None, within: float | None = None, *, failed: bool | None = None) -> None:
         """Run all steps, unless another thread does. Other ranks get `within` seconds (`None`: `finish_timeout`).
@@ -120,16 +67,22 @@ class Shutdown:
         options = self._link.options
         within = options.limits.flush_timeout if within is None else within
         patience = within + (options.limits.upload_timeout if failed is None else 0.0)
-        if self.relay.is_fork or not self._life.claim_finish(patience):
+        if self.relay.is_fork:
+            return
+        mine = (threading.get_ident(),)
+        first = self._finishing.setdefault("thread", mine)  # atomic, also in signal handlers
+        if first is not mine:
+            if first != mine:  # else a signal handler has interrupted it
+                self._finished.wait(patience)
             return
         try:
-            if self._life.phase is Phase.OPEN:
+            if self._intake.phase is Phase.OPEN:
                 if not failed:
                     self._link.report_end(is_over=False)
                 self._end(exit_code, within, failed=failed)
                 self._link.leave(self._exchange)
         finally:
-            self._life.finished.set()
+            self._finished.set()
             self._own.restore()
         if self.successor is not None:
             self.successor.finish(exit_code, within, failed=failed)
@@ -175,8 +128,8 @@ class Shutdown:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
         self._config_sync.refresh.in_background(published)
         self._own.elsewhere.deliver(published)
-        if self._config_sync.has_run_ended and self._life.phase is Phase.OPEN:
-            self._life.phase = Phase.DETACHED
+        if self._config_sync.has_run_ended and self._intake.phase is Phase.OPEN:
+            self._intake.phase = Phase.DETACHED
             self._exchange.detach()
             self._close(handed_over=False)
             self._link.leave(self._exchange)
@@ -186,7 +139,7 @@ class Shutdown:
         if self.relay.is_fork:
             self._close(handed_over=False)
             return
-        self._life.close()
+        self._intake.close()
         self._link.report_end(is_over=False)
         self._exchange.detach()
         self._config_sync.close()
@@ -203,8 +156,8 @@ class Shutdown:
         self.relay.close(failed=failed)
         if not failed:
             self._config_sync.catch_up()
-        self._closing()
-        self._life.close()
+        self._intake.end_row()
+        self._intake.close()
         try:
             self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
         finally:
@@ -216,7 +169,7 @@ class Shutdown:
 
     def _close(self, *, handed_over: bool) -> None:
         self.relay.close(failed=True)  # no effect if they are closed already
-        self._life.close()
+        self._intake.close()
         self._closed(handed_over)
 
     def _end(self, exit_code: int | None, within: float, *, failed: bool | None) -> None:

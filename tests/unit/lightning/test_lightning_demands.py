@@ -116,7 +116,7 @@ def test_a_run_with_hardly_any_attributes_can_be_used(wandb: Any, tmp_path: Path
     assert second.logger.experiment
     assert wandb.init.call_args.kwargs["id"] == "made-up"
     for session in registry.open_sessions():
-        session.shutdown.end_with_process(0, failed=False)
+        registry.shutdowns[session].end_with_process(0, failed=False)
 
 
 # --- in a Trainer -----------------------------------------------------------------------------------------------------

@@ -349,7 +349,7 @@ def test_the_last_stage_of_the_trainer_decides_how_the_run_ends(
         for status in statuses:
             logger.finalize(status)
         for session in registry.open_sessions():
-            session.shutdown.end_with_process(0, failed=False)
+            registry.shutdowns[session].end_with_process(0, failed=False)
 
     stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
     assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]
@@ -364,7 +364,7 @@ def test_sys_exit_in_a_training_ends_the_run_with_its_code(tmp_path: Path, code:
         except SystemExit:
             logger.finalize("failed")  # as the Trainer does
         for session in registry.open_sessions():
-            session.shutdown.end_with_process(code, failed=False)
+            registry.shutdowns[session].end_with_process(code, failed=False)
 
     stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
     assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]

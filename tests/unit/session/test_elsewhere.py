@@ -21,9 +21,9 @@ from wandb.sdk.internal import profiler
 from wandb.sdk.wandb_alerts import AlertLevel
 
 import dist_wandb
+from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import SharedList
 from dist_wandb.job.model import Topology
-from dist_wandb.job.timed_caller import UnansweredError
 from dist_wandb.session import own_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
@@ -86,7 +86,7 @@ class BusyList(SharedList):
     def read_new(self, *, soon: bool = False) -> list[Any]:
         refusal = next(self.refusals, None)
         if refusal == "an error":
-            raise UnansweredError("busy")
+            raise RendezvousError("busy")
         return [] if refusal else super().read_new(soon=soon)
 
 

@@ -42,7 +42,7 @@ def test_a_session_that_cannot_be_ended_does_not_keep_others_from_it(
     sessions = job(TWO, lambda _: {"mode": "offline"}, run_mode="shared")
     for run in fake_wandb.runs:
         run.dir = None  # type: ignore[assignment]
-    on_ranks(2, lambda rank: sessions[rank].shutdown.end_with_process(0, failed=False))
+    on_ranks(2, lambda rank: registry.shutdowns[sessions[rank]].end_with_process(0, failed=False))
     assert caplog.text.count("dist_wandb: the run of rank 0 could not be ended") == 1
     assert [run.exit_codes for run in fake_wandb.runs] == [[0], [0]]
 

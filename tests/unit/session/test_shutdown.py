@@ -14,6 +14,7 @@ from units import eventually
 
 from dist_wandb.exchange import interface
 from dist_wandb.job.model import Topology
+from dist_wandb.session import registry
 from dist_wandb.session.session import Session
 from dist_wandb.wandb_files.debug_log import log_of
 
@@ -134,12 +135,12 @@ def test_a_process_that_exits_with_a_code_waits_like_a_successful_one(job: Job) 
     for session in (first, second, third):
         session.log({"loss": float(session.topology.global_rank)}, step=0)
     others = [
-        threading.Thread(target=session.shutdown.end_with_process, args=(3,), kwargs={"failed": False})
+        threading.Thread(target=registry.shutdowns[session].end_with_process, args=(3,), kwargs={"failed": False})
         for session in (second, third)
     ]
     for thread in others:
         thread.start()
-    first.shutdown.end_with_process(3, failed=False)
+    registry.shutdowns[first].end_with_process(3, failed=False)
     for thread in others:
         thread.join()
     run: Any = first.run

@@ -119,7 +119,7 @@ class Connection:
         self.topology = topology
         self.rank: int = topology.global_rank
         self.join_timeout: float = limits.join_timeout  # seconds
-        self.publications: int = 0  # how often this rank has published anything
+        self.publications: int = 0  # how often this rank has published anything, alerts included
         # Returns the job's store, which may appear only after this rank's session was opened.
         self.find: Callable[[], JobStore | None] = lambda: None
         # Waits until a query finds that the primary has opened its run, as long as reads may wait.

@@ -40,7 +40,7 @@ from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.launch import node_identity
 from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
-from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, UnansweredError, briefly
+from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, briefly
 from dist_wandb.notices import warn
 from dist_wandb.session.stalls import evidence
 from dist_wandb.session.stalls.verdict import MOVING, Answer, Calls, StalledRank, judge, located
@@ -230,7 +230,7 @@ class Watcher(threading.Thread):
             if not self._clock.is_told:
                 pause = min(pause, max(_SHORTEST_PAUSE, self._clock.due() - before))
         self._see()
-        with suppress(RendezvousError, UnansweredError):
+        with suppress(RendezvousError):
             if self._questions is not None:
                 self._questions.leave()
 
@@ -244,7 +244,7 @@ class Watcher(threading.Thread):
                 self._questions = Questions(store, self._here)
             if self._questions is not None:
                 self._take_part(self._questions, now)
-        except (RendezvousError, UnansweredError) as error:
+        except RendezvousError as error:
             _log.debug("dist_wandb: rank %d cannot ask the others: %s", self._here.rank, error)
             if now >= clock.due() + _SILENT_STORE and not clock.is_told:
                 clock.look_later(now)
@@ -295,7 +295,7 @@ class Watcher(threading.Thread):
         )
         if self._run():
             self._alert(stall.message)
-        with suppress(RendezvousError, UnansweredError):
+        with suppress(RendezvousError):
             if self._questions is not None:
                 self._questions.tell("" if self._run() else stall.message)
         if self._on_stall is not None:

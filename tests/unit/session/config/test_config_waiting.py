@@ -19,7 +19,7 @@ from fakes import Meeting, OnRanks
 from units import eventually
 
 from dist_wandb.job.model import Topology
-from dist_wandb.session import job_link
+from dist_wandb.session import job_link, registry
 
 
 def test_reading_the_config_waits_until_the_primary_has_opened_its_run(open_rank: Open) -> None:
@@ -113,7 +113,7 @@ def test_a_fork_requests_nothing_from_the_store(job: Job, run_mode: str) -> None
         connection.try_get = noted(connection.try_get)
     time.sleep(2 * HEARTBEAT)
     for session in sessions:
-        session.relay.prepare_fork()
+        registry.shutdowns[session].relay.prepare_fork()
     assert threading.current_thread() not in asked_by
 
 

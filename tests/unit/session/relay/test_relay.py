@@ -140,6 +140,8 @@ def test_a_pickled_session_has_the_facts_of_the_run_and_accepts_all_calls() -> N
         copy.summary["best"] = 1
         copy.define_metric("loss")
         copy.run.alert("done")
+        with copy.timed("data"):
+            assert copy.timed("load", waits=True)(lambda: 7)() == 7, "a decorated function is called"
         assert through_a_pickle(copy).id == "exp"  # type: ignore[arg-type]  # into a grandchild process
         assert "rank 0 run='exp'" in repr(copy)
 
