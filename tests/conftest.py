@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -47,6 +49,13 @@ collect_ignore = ["e2e/test_trl.py"] if sys.version_info < (3, 11) else []  # tr
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "CROSS_", "ROLE_", "MASTER_")
 _FAMILIES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "WANDB_", "DIST_WANDB_")
 _RARE_FAMILIES = ("HOROVOD_", "JSM_", "MV2_", "PALS_", "FLUX_", "PET_")
+
+# Processes that are killed, torchrun, and wandb leave files in the directory for temporary files. So each process that
+# runs tests has one of its own, which is removed at the end. Its name is short, because sockets are made there.
+_TEMPORARY = tempfile.mkdtemp(prefix="dwt-")
+Path(_TEMPORARY).chmod(0o755)  # for other users, as whom some tests go on
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest keeps those of the last tests
+os.environ["TMPDIR"] = tempfile.tempdir = _TEMPORARY
 
 # torch looks up the name of every client of a store, while the store waits. A name server may lose queries if it gets
 # hundreds at once, so they time out after one second instead of five, here and in all jobs.
@@ -254,7 +263,13 @@ def wandb_server() -> Iterator[WandbServer]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Exclude what collection imports, over a million objects that stay, from garbage collection."""
+    """Exclude what collection imports, over a million objects that stay, from garbage collection.
+
+    From here on, `sys.executable` starts cold, even if this process did not: in tests, only `processes` starts warm
+    interpreters. A controller, whose workers run all tests, has started these already.
+    """
+    sys.executable = warm.cold(sys.executable)
+    multiprocessing.set_executable(sys.executable)
     gc.disable()
     try:
         return (yield)
@@ -286,6 +301,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     One warm interpreter serves all workers of a run.
     """
+    config.add_cleanup(functools.partial(shutil.rmtree, _TEMPORARY, ignore_errors=True))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):

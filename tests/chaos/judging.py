@@ -374,7 +374,3 @@ class _Check:
         """Return whether the name was so new that its missing ranks are not yet expected."""
         cells = self.column.cells
         return all(rank in cells[min(cells)] for rank in lacking) and len(cells) <= 2
-
-
-def kinds(violations: Iterable[Violation]) -> Counter[str]:
-    return Counter(violation.kind for violation in violations)

@@ -2,7 +2,7 @@
 
 1. A number in a row is a cell: of one name and step, or the k-th of its name. Its owner is the call of its lowest rank.
 2. All cells that one call owns stand in one row, with nothing of another call, except of calls at the same step whose
-   axes agree. What only a higher rank adds to a call that others made as well stands in that row, too.
+   axes agree. Where what only a higher rank adds to a call stands is judged by `support/row_model.py`.
 3. A row lies at the place of its owner's call.
 4. It has the value of the user's axis of its owner's call. A row of the axis alone is that of a call of the axis alone.
 5. A row without a living rank that usually logs its names is marked. Each further row of the same call adds something.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -91,7 +91,6 @@ class RowRules:
                 yield from self._of_row(written)
             elif set(written.row) <= {AXIS, self._x, DEGRADED} | {name for name in written.row if name[0] == "_"}:
                 yield from self._without_numbers(written)
-        yield from self._of_additions()
         yield from self._of_own_values()
         yield from self._of_order()
         yield from self._of_axis_calls()
@@ -141,7 +140,6 @@ class RowRules:
 
     def _of_parts(self, written: _Written, call: Call, *, own: bool) -> Iterator[Violation]:
         """Check that all cells of a call are here if one of them is."""
-        # What a higher rank adds to a call may have two homes, see `_of_additions`.
         if not written.owned_by(call, own=own) or (not own and self._made_as_well(call)):
             return
         if lacking := self._owned_for_certain(call, own=own) - written.cells:
@@ -171,72 +169,6 @@ class RowRules:
             yield self._violation("axis-only row", written, "is not of a call of the axis alone")
 
     # --- rows together ------------------------------------------------------------------------------------------------
-
-    def _of_additions(self) -> Iterator[Violation]:
-        """Check that what only a higher rank adds to a call stands in its row, if it is clear which call that is.
-
-        It is not clear if the call of the higher rank shares cells with several lower calls, or one with several of its
-        own rank; if the lower rank logs the name itself, elsewhere; or in a chain of three ranks. A row may be moved to
-        a lower owner when that rank comes late: what is right where it was written before is not repeated.
-        """
-        last = {cell: written for written in self._rows for cell in written.cells}
-        for call in self.calls:
-            other, row = self._row_of_lower_call(call, last)
-            if other is None or row is None:
-                continue
-            for column, cell in self._owned_for_certain(call, own=False):
-                if self._logs(other.rank, column):
-                    continue
-                where = last.get((column, cell))
-                moved = any((column, cell) in each.cells and call in each.owners for each in self._joint_rows(call))
-                if where is not None and where is not row and not moved:
-                    text = f"lacks {column} {cell}, which {call} adds, and which is in {brief(where.row)}"
-                    yield self._violation("torn row", row, text)
-
-    def _row_of_lower_call(
-        self, call: Call, last: Mapping[_Cell, _Written]
-    ) -> tuple[Call, _Written] | tuple[None, None]:
-        """Return the only call of a lower rank that a call belongs to, and its row; `None` if that is not clear."""
-        shared = [(column, call.cells[column.name][0]) for column in self._plain if column.name in call.cells]
-        shared = [(column, cell) for column, cell in shared if call in self._calls_of(column, cell)]
-        lower = {id(one): one for column, cell in shared for one in self._calls_of(column, cell)[:1] if one is not call}
-        if len(lower) != 1:
-            return None, None
-        (other,) = lower.values()
-        partners = {
-            id(one)
-            for column in self._plain
-            if column.name in other.cells
-            for one in self._calls_of(column, other.cells[column.name][0])
-            if one.rank == call.rank
-        }
-        if len(partners) != 1 or self._made_as_well(other):
-            return None, None
-        rows = []
-        for column, cell in shared:
-            if self._calls_of(column, cell)[0] is other:
-                row = last.get((column.column, cell))
-                if row is None or row.missing or not self._contains(row, column, cell, call.rank):
-                    return None, None
-                rows.append(row)
-        return other, rows[0]
-
-    def _logs(self, rank: int, column: str) -> bool:
-        """Return whether a rank ever logs a name."""
-        return any(column in call.cells for call in self.calls if call.rank == rank)
-
-    def _joint_rows(self, call: Call) -> list[_Written]:
-        """Return the rows in which a call owns something that it shares with lower ranks: they came later."""
-        certain = self._owned_for_certain(call, own=False)
-        return [
-            row
-            for row in self._rows
-            if any(call in each.meaning.owners and each.cell not in certain for each in row.standings)
-        ]
-
-    def _contains(self, written: _Written, column: Column, cell: int, rank: int) -> bool:
-        here = (each.meaning for each in written.standings if each.cell == (column.column, cell))
-        return any(rank in meaning.ranks for meaning in here)
 
     def _of_own_values(self) -> Iterator[Violation]:
         """Check that a rank's texts, and its numbers under its label, stand in the row of the same call."""
@@ -307,14 +239,6 @@ class RowRules:
         meanings = ((one, one.meaning(row[one.column])) for one in self.columns if one.column in row)
         standings = [_Standing(column, meaning) for column, meaning in meanings if meaning is not None]
         return _Written(row, file, int(row.get(DEGRADED, 0)), standings)
-
-    @cached_property
-    def _plain(self) -> list[Column]:
-        return [column for column in self.columns if not column.is_own]
-
-    def _calls_of(self, column: Column, cell: int) -> list[Call]:
-        """Return the calls that contribute to a cell, the lowest rank first."""
-        return [given.call for _, given in sorted(column.cells.get(cell, {}).items())]
 
     def _made_as_well(self, call: Call) -> list[Call]:
         """Return the calls of lower ranks that share cells with a call, or with one that does."""

@@ -131,10 +131,10 @@ def holding_more_each_time(evidence: Evidence) -> None:
         evidence.entries.append({**warning(0, ""), **held})
 
 
-def apart(rows: Rows, name: str, further: int) -> None:
+def apart(rows: Rows, name: str) -> None:
     """Put a number of the fourth row into a row of its own."""
     of = rows[3]
-    rows.append({name: of.pop(name), AXIS: of[AXIS], "global_step": of["global_step"] + further})
+    rows.append({name: of.pop(name), AXIS: of[AXIS], "global_step": of["global_step"]})
 
 
 def swap(rows: Rows, name: str) -> None:
@@ -178,8 +178,7 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     "a logged traceback": (lambda job: job.entries.append(warning(0, "dist_wandb: no row", trace=True)), "traceback"),
     "a warning": (lambda job: job.entries.append(warning(1, LOST)), "warning without a reason"),
     "more descriptors each time": (holding_more_each_time, "growth"),
-    "a part elsewhere": (in_rows(lambda rows: apart(rows, "own_0", 0)), "torn row"),
-    "an addition elsewhere": (in_rows(lambda rows: apart(rows, "own_1", 1)), "torn row"),
+    "a part elsewhere": (in_rows(lambda rows: apart(rows, "own_0")), "torn row"),
     "a value beside those of another call": (in_rows(lambda rows: swap(rows, "own_0")), "mixed row"),
     "an addition beside those of another call": (in_rows(lambda rows: swap(rows, "own_1")), "mixed row"),
     "calls of two steps are joined": (in_rows(lambda rows: join(rows, 8)), "mixed row"),

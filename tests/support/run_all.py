@@ -5,7 +5,7 @@ part ends with its ten slowest tests.
 
 Whole jobs spend a fifth of their time waiting for each other. The parts that mostly compute run concurrently with them,
 at a lower priority, and are printed after them. So do tests with short limits, which wait most of the time, at a higher
-priority. All parts of ``make test`` share one warm interpreter.
+priority. All parts of a check, and the workers of pytest-xdist, start from one warm interpreter: see `warm`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -55,9 +55,9 @@ class Outcome:
     seconds: float
 
 
-def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
-    """Return the parts of all checks; tests of whole jobs run `workers` at a time."""
-    newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
+def checks(workers: int, python: str = sys.executable) -> Mapping[str, tuple[Part, ...]]:
+    """Return the parts of all checks; `python` runs their tests, those of whole jobs `workers` at a time."""
+    pytest = (python, "-m", "pytest")
     core, waiting = (("-n", number, "--dist", "loadfile") for number in ("2", "3"))  # many of the oldest's tests wait
     first = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")  # otherwise the few jobs come last
     jobs = ("-n", str(workers), "--dist", "loadgroup")
@@ -75,25 +75,25 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
         "test-fast": (
             *(replace(part, is_beside=True) for part in lint),
             Part(
-                "unit, and a job of each integration", (*newest, *first, "-m", "not slow", _ONE_OF_EACH, "tests/unit")
+                "unit, and a job of each integration", (*pytest, *first, "-m", "not slow", _ONE_OF_EACH, "tests/unit")
             ),
         ),
         "test": (
-            Part("short limits", (*newest, "-m", "alone", *files_with_short_limits()), is_beside=True),
+            Part("short limits", (*pytest, "-m", "alone", *files_with_short_limits()), is_beside=True),
             # In a process of its own: in that of a worker which had run unit tests, it crashed twice in C code.
-            Part("distributed", (*newest, "tests/distributed"), is_beside=True, niceness=10),
-            Part("core", (*newest, *core, "tests/unit", "tests/fuzz"), is_beside=True, niceness=10),
+            Part("distributed", (*pytest, "tests/distributed"), is_beside=True, niceness=10),
+            Part("core", (*pytest, *core, "tests/unit", "tests/fuzz"), is_beside=True, niceness=10),
             Part(
                 "whole jobs",
-                (*newest, *jobs, "-m", "not alone", *_WHOLE_JOBS),
+                (*pytest, *jobs, "-m", "not alone", *_WHOLE_JOBS),
                 niceness=5,
             ),
         ),
         "test-oldest": (
-            Part("oldest: core", (*oldest, *waiting, "-m", "not newest", "tests/unit"), is_beside=True, niceness=5),
+            Part("oldest: core", (*pytest, *waiting, "-m", "not newest", "tests/unit"), is_beside=True, niceness=5),
             Part(
                 "oldest: whole jobs",
-                (*oldest, *jobs, "-m", "not newest", "tests/contract", *_WITH_OLDEST),
+                (*pytest, *jobs, "-m", "not newest", "tests/contract", *_WITH_OLDEST),
             ),
         ),
     }
@@ -134,12 +134,13 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([*lines, f"{passed} passed, {failed} failed"])
 
 
-@contextmanager
-def shared_interpreter() -> Iterator[None]:
-    """Serve a warm interpreter to all parts, with this process's priority: those of the parts are lower."""
+def outcomes_of(check: str, workers: int) -> list[Outcome]:
+    """Run a check. Its warm interpreter has this process's priority: those of the parts are lower."""
+    python = _OLDEST if check == "test-oldest" else sys.executable
     with warm.served():
-        warm.interpreter(clean_environment())
-        yield
+        if check != "lint":
+            python = warm.interpreter(clean_environment(), python)
+        return run(checks(workers, python)[check])
 
 
 def main() -> int:
@@ -148,8 +149,9 @@ def main() -> int:
     parser.add_argument("check", nargs="+", choices=list(checks(1)))
     parser.add_argument("--workers", type=int, default=3, help="how many tests of whole jobs run at the same time")
     arguments = parser.parse_args()
-    with shared_interpreter() if arguments.check == ["test"] else nullcontext():
-        outcomes = run(part for check in arguments.check for part in checks(arguments.workers)[check])
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a background job: stand-ins would not pass it on
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    outcomes = [outcome for check in arguments.check for outcome in outcomes_of(check, arguments.workers)]
     sys.stdout.write(f"\n{summary(outcomes)}\n")
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
@@ -206,8 +208,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, with compiled modules kept: otherwise each worker compiles all tests."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    """Return this process's environment, with compiled modules kept: otherwise each worker compiles all tests.
+
+    The number of threads is the warm interpreter's.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "OMP_NUM_THREADS": "1"}
 
 
 def _counts(results: Path) -> tuple[int, int]:

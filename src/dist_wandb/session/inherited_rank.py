@@ -35,6 +35,11 @@ def announce() -> None:
     if variables:
         with suppress(OSError):  # then its children take themselves for ranks
             write_small(file_of(process), content)
+            every = file_of("*", "*")
+            for file in every.parent.glob(every.name):  # those of killed processes stay
+                owner = file.stem.rpartition("-")[2]
+                if owner.isdigit() and started_at(int(owner)) is None is not started_at(process):
+                    file.unlink(missing_ok=True)
 
 
 def holder() -> int | None:
@@ -76,7 +81,7 @@ def _is_fork() -> bool:
     return bool(_announced) and _announced[0][0] != os.getpid()
 
 
-def file_of(process: int, prefix: str = "rank-", directory: Path | None = None) -> Path:
+def file_of(process: int | str, prefix: str = "rank-", directory: Path | None = None) -> Path:
     """Return the file of one process of one user on one machine or container: several may share the directory."""
     owner = hashlib.sha256(f"{node_identity()}/{os.getuid()}".encode()).hexdigest()[:12]
     return (directory or Path(tempfile.gettempdir())) / f"dist-wandb-{prefix}{owner}-{process}.json"

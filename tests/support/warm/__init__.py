@@ -26,6 +26,7 @@ starts cold.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
 import os
@@ -78,30 +79,40 @@ def served() -> Iterator[None]:
         _started.clear()
 
 
-def interpreter(environment: Mapping[str, str]) -> str:
-    """Return the executable that starts warm interpreters, or this process's own if no server is available.
+def interpreter(environment: Mapping[str, str], python: str = "") -> str:
+    """Return the executable that starts warm interpreters, or a cold one if no server is available.
 
     Args:
         environment: Environment of the server, if this call starts it: processes whose libraries would have read other
             values on import start cold.
+        python: The interpreter of the server, if this call starts it; by default this process's own.
     """
+    python = python or sys.executable
     home = Path(os.environ.get(_HOME, ""))
     stand_in = home / "python"
-    if os.environ.get(COLD) or not os.environ.get(_HOME) or not home.is_dir() or not _can_be_named():
-        return sys.executable
+    if os.environ.get(COLD) or not os.environ.get(_HOME) or not home.is_dir() or not _can_be_named(python):
+        return python
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stand_in.exists():
-            _start(home, stand_in, environment)
+            _start(home, stand_in, environment, python)
     return str(stand_in)
 
 
-def _can_be_named() -> bool:
-    """Return whether a shebang can contain the path of the interpreter."""
-    return not set(sys.executable) & set(" \t") and len(sys.executable) < _LONGEST_SHEBANG - 10
+def cold(executable: str) -> str:
+    """Return the interpreter in whose place an executable of this run stands; any other one as it is."""
+    stand_in = Path(os.environ.get(_HOME, "/")) / "python"
+    if executable != str(stand_in):
+        return executable
+    return str(ast.literal_eval(stand_in.read_text().splitlines()[1].removeprefix("COLD = ")))
 
 
-def _start(home: Path, stand_in: Path, environment: Mapping[str, str]) -> None:
+def _can_be_named(python: str) -> bool:
+    """Return whether the interpreter exists, and a shebang can contain its path."""
+    return not set(python) & set(" \t") and len(python) < _LONGEST_SHEBANG - 10 and os.access(python, os.X_OK)
+
+
+def _start(home: Path, stand_in: Path, environment: Mapping[str, str], python: str) -> None:
     variables = {name: value for name, value in environment.items() if name not in _OF_EACH_CHILD}
     variables |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "_": "." * _ROOM["environment"]}
     code = f"import sys; _warm = True; sys.path.insert(0, {str(_SUPPORT)!r}); from warm.server import main; main()"
@@ -109,7 +120,7 @@ def _start(home: Path, stand_in: Path, environment: Mapping[str, str]) -> None:
         listening.bind(str(home / "socket"))
         listening.listen(512)
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(listening.fileno()), str(home), "." * _ROOM["arguments"]],
+            [python, "-c", code, str(listening.fileno()), str(home), "." * _ROOM["arguments"]],
             cwd=home,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -119,7 +130,7 @@ def _start(home: Path, stand_in: Path, environment: Mapping[str, str]) -> None:
             start_new_session=True,
         )
     _started.append(process)  # it outlives the test
-    head = f"#!{sys.executable} -IS\nCOLD = {sys.executable!r}\nADDRESS = {str(home / 'socket')!r}\n"
+    head = f"#!{python} -IS\nCOLD = {python!r}\nADDRESS = {str(home / 'socket')!r}\n"
     made = home / "python.new"
     made.write_text(head + _STAND_IN.read_text())
     made.chmod(0o700)

@@ -126,3 +126,14 @@ def test_the_file_is_removed_at_exit(tmp_path: Path) -> None:
     )
     assert done.stdout == "1\n"
     assert list(tmp_path.glob("dist-wandb-rank-*")) == []
+
+
+def test_files_of_killed_processes_are_deleted_by_the_next_one(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])  # noqa: S607  # of the system
+    ended.wait()
+    names = [inherited_rank.file_of(*one).name for one in ((ended.pid,), (ended.pid, ""), (os.getppid(),), ("x",))]
+    for name in (*names, f"dist-wandb-rank-of-another-{ended.pid}.json"):
+        (tmp_path / name).touch()
+    inherited_rank.announce()
+    left = {path.name for path in tmp_path.iterdir()} - {inherited_rank.file_of(os.getpid()).name}
+    assert left == {*names[2:], f"dist-wandb-rank-of-another-{ended.pid}.json"}
