@@ -36,9 +36,9 @@ def announce() -> None:
         with suppress(OSError):  # then its children take themselves for ranks
             write_small(file_of(process), content)
             every = file_of("*", "*")
-            for file in every.parent.glob(every.name):  # those of killed processes stay
+            for file in every.parent.glob(every.name) if started_at(process) is not None else ():
                 owner = file.stem.rpartition("-")[2]
-                if owner.isdigit() and started_at(int(owner)) is None is not started_at(process):
+                if owner.isdigit() and started_at(int(owner)) is None:  # it was killed
                     file.unlink(missing_ok=True)
 
 
