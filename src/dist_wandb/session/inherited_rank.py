@@ -83,7 +83,9 @@ def _is_fork() -> bool:
 
 def file_of(process: int | str, prefix: str = "rank-", directory: Path | None = None) -> Path:
     """Return the file of one process of one user on one machine or container: several may share the directory."""
-    owner = hashlib.sha256(f"{node_identity()}/{os.getuid()}".encode()).hexdigest()[:12]
+    numbered = Path("/proc/self/ns/pid")  # ids of processes are those of this name space; missing where not Linux
+    space = numbered.readlink() if numbered.is_symlink() else ""
+    owner = hashlib.sha256(f"{node_identity()}/{space}/{os.getuid()}".encode()).hexdigest()[:12]
     return (directory or Path(tempfile.gettempdir())) / f"dist-wandb-{prefix}{owner}-{process}.json"
 
 
