@@ -56,8 +56,8 @@ class Condition:
         number, operand = _as_number(value), _as_number(self.operand)
         if number is not None and operand is not None:
             return _OPERATORS[self.operator](number, operand)
-        text = _as_text(value)
-        is_same = fnmatchcase(text, self.operand) or text == self.operand
+        text, wanted = _as_text(value), self.operand.lower() if isinstance(value, bool) else self.operand
+        is_same = fnmatchcase(text, wanted) or text == wanted
         return is_same if self.operator in ("=", "==") else not is_same if self.operator == "!=" else False
 
 
