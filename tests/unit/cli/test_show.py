@@ -405,8 +405,11 @@ def test_a_resumed_run_may_be_the_last_one_and_a_file_of_any_name_is_followed(tm
     for run_id, day in (("resumed", 0), ("other", 1), ("resumed", 2)):
         begun = run(run_id)
         begun.run.start_time.seconds += day * 86_400
-        write_run(tmp_path, run_id, records=[header(), begun, row(0), end()], stamp=f"2025010{day}_000000")
+        place = write_run(tmp_path, run_id, records=[header(), begun, row(0), end()], stamp=f"2025010{day}_000000")
     assert order_in(shown(capsys, tmp_path, "--last")) == ["resumed"]
+    (place / "run-resumed.wandb").write_bytes(b"damaged")  # the other file of the run is shown
+    out = shown(capsys, tmp_path, "--follow", code=1)
+    assert ("● resumed\n  finished · 1 row" in out, out.count("✗ not readable")) == (True, 1)
     copy = make_run(tmp_path, "copied").rename(tmp_path / "copy.wandb")
     assert "● copied\n  finished · 3 rows" in shown(capsys, copy, "--follow")
 
