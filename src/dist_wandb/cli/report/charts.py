@@ -48,7 +48,7 @@ class Drawing:
         for writer, file in files:
             self._add_history(writer, file, is_job)
             for (name, part), curve in file.system.items():
-                curve.move((file.sampled_from - began) / 60)
+                curve.shift((file.sampled_from - began) / 60)
                 _put(self.system[plain(name)].ranks, f"{writer} · {plain(part)}" if part else writer, curve)
 
     def slowest(self) -> list[Slowest]:
