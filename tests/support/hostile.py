@@ -27,7 +27,6 @@ Build = Callable[[Path, Victim], object]
 
 DEEP = 200_000
 HUGE = 10 * 2**30
-UPLOAD = "dist-wandb-upload"
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ tree("code-of-python", uploaded="uploaded")(
 @tree("settings", uploaded="uploaded")
 def _settings(place: Path, someone: Victim) -> None:
     directory = write_run(place, place.name)
-    for folder in (directory, directory / "wandb", place / "wandb", directory / ".wandb", directory / UPLOAD):
+    for folder in (directory, directory / "wandb", place / "wandb", directory / ".wandb"):
         folder.mkdir(exist_ok=True)
         (folder / "settings").write_text(
             f"[default]\nbase_url = {someone.listener.url}\nentity = stranger\nerror_reporting = true\n"
@@ -206,11 +205,9 @@ def _uploads_of_pipes(place: Path, _: Victim) -> None:
 
 @tree("uploads-of-links", "not uploaded it from this account")
 def _uploads_of_links(place: Path, someone: Victim) -> None:
-    lock, mark, state, log = _of_an_upload(place)
-    lock.symlink_to(someone.home / ".ssh" / "authorized_keys")
+    mark, state = _of_an_upload(place)
     mark.symlink_to(someone.home / ".ssh" / "made-by-the-mark")
     state.symlink_to("/dev/zero")
-    log.symlink_to("/dev/zero")
 
 
 @tree("uploads-sparse", "not uploaded it from this account")
@@ -219,18 +216,10 @@ def _uploads_sparse(place: Path, _: Victim) -> None:
         sparse(path)
 
 
-@tree("uploads-link-home", uploaded="uploaded")
-def _uploads_link_home(place: Path, someone: Victim) -> None:
-    (write_run(place, place.name) / UPLOAD).symlink_to(someone.home / ".ssh")
-
-
-def _of_an_upload(place: Path) -> tuple[Path, Path, Path, Path]:
-    """Return the paths that an upload of an unfinished run may create or read: lock, mark, state and log."""
+def _of_an_upload(place: Path) -> tuple[Path, Path]:
+    """Return the paths beside an unfinished run that an upload may create or read: W&B's mark, and its state."""
     directory = write_run(place, place.name, ended=False)
-    attempt = directory / UPLOAD / "attempt-1"
-    attempt.mkdir(parents=True)
-    marks = (directory / f"run-{place.name}.wandb.{kind}" for kind in ("synced", "syncstate"))
-    return directory / UPLOAD / "lock", *marks, attempt / "debug-sync.log"  # type: ignore[return-value]  # two of them
+    return directory / f"run-{place.name}.wandb.synced", directory / f"run-{place.name}.wandb.syncstate"
 
 
 @tree("online-log-is-a-pipe", "debug-internal.log")
@@ -397,11 +386,7 @@ def _vouching(place: Path, _: Victim) -> None:
         {"msg": "sender: closed"},
     )
     lines = [json.dumps({"time": "2026-01-01T00:00:00Z", "level": "INFO", **entry}) for entry in entries]
-    directory = write_run(place, place.name)
-    _log(directory, "\n".join(lines) + "\n")
-    attempt = directory / UPLOAD / "attempt-1" / "wandb" / "logs"
-    attempt.mkdir(parents=True)
-    (attempt / "debug-sync.1.log").write_text("\n".join(lines) + "\n")
+    _log(write_run(place, place.name), "\n".join(lines) + "\n")
 
 
 def _log(directory: Path, content: str) -> None:
@@ -455,15 +440,9 @@ def _run_at(run_id: str, seconds: int) -> Record:
 
 ESCAPES = "\x1b]0;TITLE\x07\x1b[31m\x9b2J\x00\r\n\u202e\u2028"
 
-for _name, _given in {
-    "escapes-in-mode": {"run_mode": f"shared{ESCAPES}"},
-    "escapes-in-scope": {"rank_scope": f"global{ESCAPES}"},
-    "escapes-in-label": {"label": f"rank{ESCAPES}"},
-    "nul-in-label": {"label": "rank\0zero"},
-}.items():
-    tree(_name, "dist-wandb.json")(
-        lambda place, _, given=_given: with_sidecar(place, sidecar(place.name, **given))  # type: ignore[misc]
-    )
+tree("escapes-in-label", "dist-wandb.json")(
+    lambda place, _: with_sidecar(place, sidecar(place.name, label=f"rank{ESCAPES}"))
+)
 tree("label-of-steps", uploaded="uploaded")(
     lambda place, _: with_sidecar(place, sidecar(place.name, label="../" * 9 + "escaped"))
 )

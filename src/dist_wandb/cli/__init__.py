@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import os
 import signal
 import sys
@@ -38,14 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except OSError as error:
-        is_broken_pipe = isinstance(error, BrokenPipeError)  # its reader has ended, as `head` does
-        problem = error if is_broken_pipe else _problem_of_output()
-        if problem is None:
+        if error.filename is not None:  # not of the output
             raise
         # Discard the rest, so that Python does not fail to flush it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not is_broken_pipe:
-            print(f"dist-wandb: the output could not be written: {problem.strerror}.", file=sys.stderr)
+        if not isinstance(error, BrokenPipeError):  # its reader has ended, as `head` does
+            print(f"dist-wandb: the output could not be written: {error.strerror}.", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:  # by Ctrl-C, or by the signal that it names, see `uploads`
         how = f"ended by {error.args[0].name}" if error.args else "interrupted"
@@ -55,17 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dist-wandb: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     return code
-
-
-def _problem_of_output() -> OSError | None:
-    """Return the error that writing to stdout raises."""
-    try:
-        os.write(sys.stdout.fileno(), b"\n")
-    except io.UnsupportedOperation:  # a replacement of stdout without a file
-        return None
-    except OSError as error:
-        return error
-    return None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -90,9 +90,10 @@ def _run(arguments: argparse.Namespace) -> int:
         runs = runs[::-1]
     if arguments.follow:
         is_chosen = names or arguments.state or arguments.where
-        followed = {path.name for run in runs for path in run.files} if is_chosen else started_last(directories)
-        runs = follow(directories, followed, patterns, console()) if followed else runs
-        all_runs, errors = all_runs or runs, [error for error in errors if error[0].name not in followed]
+        files_named = {path.name for run in runs for path in run.files} if is_chosen else started_last(directories)
+        runs = follow(directories, files_named, patterns, console()) if files_named else runs
+        followed = {path for run in runs for path in run.files}
+        all_runs, errors = all_runs or runs, [error for error in errors if error[0] not in followed]
     if not arguments.secrets:
         runs = [replace(run, config=redacted(run.config)) for run in runs]
     found = {name for run in runs for name in (*run.metrics, run.step_axis)}

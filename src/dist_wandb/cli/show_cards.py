@@ -251,7 +251,7 @@ def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]
     files: dict[Path, _FollowedFile] = {}
     runs: list[LocalRun] = []
     searched = changed = -_SEARCH
-    are_complete = False  # whether all files have a record, and all writers have ended
+    are_complete = False  # whether all readable files have a record, and all writers have ended
     while True:
         now = time.monotonic()
         if now - searched >= _SEARCH:
@@ -260,9 +260,10 @@ def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]
                     files[path] = _FollowedFile(path, directory, metrics)
             searched = now
         if sum(file.read() for file in files.values()):
-            stored = [file.stored() for file in files.values()]
-            runs, changed = brought_together(filter(None, stored)), now
-            are_complete = None not in stored and all(w.state != "unfinished" for run in runs for w in run.writers)
+            stored = {file: file.stored() for file in files.values()}
+            runs, changed = brought_together(filter(None, stored.values())), now
+            have_begun = all(run or file.is_read for file, run in stored.items())
+            are_complete = have_begun and all(w.state != "unfinished" for run in runs for w in run.writers)
             yield runs
         has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
         if has_ended and (are_complete or now - changed > _LATE_ENDS):

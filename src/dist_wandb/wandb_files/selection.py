@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from operator import eq, ge, gt, le, lt, ne
-from typing import Any
+from typing import Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.reading import MetricHistory
 from dist_wandb.wandb_files.runs import LocalRun
 
 _CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|==?|<|>)\s*(.*)", re.DOTALL)
@@ -23,6 +22,7 @@ _OPERATORS = {"=": eq, "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _OWN = ("id", "name", "state", "project", "group", "job_type", "started", "rows")
 _MOST_VALUES, _LONGEST_NAME = 1000, 200  # of a config that is compared, in characters
 
+_T = TypeVar("_T")
 _OF_RANK = re.compile(r"((?:worker-\d{1,7}-)?rank-\d{1,7})/(.+)", re.DOTALL)
 SPREAD = ("min", "max", "std", "argmax_rank")  # last parts of names of statistics, below the name of a mean over ranks
 
@@ -56,8 +56,8 @@ class Condition:
         number, operand = _as_number(value), _as_number(self.operand)
         if number is not None and operand is not None:
             return _OPERATORS[self.operator](number, operand)
-        text = _as_text(value)
-        is_same = fnmatchcase(text, self.operand) or text == self.operand
+        text, wanted = _as_text(value), self.operand.lower() if isinstance(value, bool) else self.operand
+        is_same = fnmatchcase(text, wanted) or text == wanted
         return is_same if self.operator in ("=", "==") else not is_same if self.operator == "!=" else False
 
 
@@ -137,7 +137,7 @@ def differing(runs: Sequence[LocalRun]) -> list[str]:
     return sorted(names, key=lambda name: (len(set(given[name])) == 1, -len(given[name]), natural_order(name)))
 
 
-def spreads_among(metrics: Mapping[str, MetricHistory]) -> dict[str, dict[str, MetricHistory]]:
+def spreads_among(metrics: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
     """Return the spread over ranks (by kind, as in `SPREAD`) of each metric that was logged with a complete spread."""
     of_names = {name: {kind: metrics.get(f"{name}/{kind}") for kind in SPREAD} for name in metrics}
     return {name: found for name, found in of_names.items() if None not in found.values()}  # type: ignore[misc]

@@ -121,9 +121,7 @@ def test_a_closed_pipe_causes_no_traceback(extra: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", ["plan --layout 2", "plan --layout 2 --json", "doctor --timeout 0", "show .", "sync ."]
-)
+@pytest.mark.parametrize("command", ["plan --layout 2 --json", "doctor --timeout 0", "show ."])
 def test_output_that_cannot_be_written_is_reported_in_one_line(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ def shown(capsys: Capture, *argv: object, code: int = 0) -> str:
 def sweep(tmp_path: Path) -> Path:
     """Write seven runs that were started one after the other, in an order that differs from that of their ids."""
     for number, rare in enumerate(({}, {}, {}, {}, {"a_rare": 7}, {}, {})):
-        begun = run(f"r{6 - number}", config={"lr": 10.0**-number, "same": 1, "net": {"depth": number}, **rare})
+        begun = run(f"r{6 - number}", config={"lr": 10.0**-number, "same": True, "net": {"depth": number}, **rare})
         begun.run.start_time.FromSeconds(1_700_000_000 + number)
         begun.run.display_name = f"night-{number}"
         ends = [end(int(number == 3))] if number != 5 else []
@@ -194,7 +194,7 @@ def test_many_runs_are_a_table_of_differences_with_the_oldest_first(sweep: Path,
         (["night-[12]"], ["r5", "r4"]),
         (["--state", "failed"], ["r3"]),
         (["--where", "lr>=0.01", "--where", "loss!=0"], ["r5", "r4"]),
-        (["--where", "net.depth==6", "--where", "name==night-*"], ["r0"]),
+        (["--where", "net.depth==6", "--where", "name==night-*", "--where", "same=True"], ["r0"]),
         (["--where", "name=night-*", "--where", "config.lr<1e-4", "--sort", "loss"], ["r1", "r0"]),
         (["--where", "never=1"], []),
         (["--where", "never!=1", "--sort", "lr", "--reverse", "--last"], ["r0"]),
@@ -405,8 +405,11 @@ def test_a_resumed_run_may_be_the_last_one_and_a_file_of_any_name_is_followed(tm
     for run_id, day in (("resumed", 0), ("other", 1), ("resumed", 2)):
         begun = run(run_id)
         begun.run.start_time.seconds += day * 86_400
-        write_run(tmp_path, run_id, records=[header(), begun, row(0), end()], stamp=f"2025010{day}_000000")
+        place = write_run(tmp_path, run_id, records=[header(), begun, row(0), end()], stamp=f"2025010{day}_000000")
     assert order_in(shown(capsys, tmp_path, "--last")) == ["resumed"]
+    (place / "run-resumed.wandb").write_bytes(b"damaged")  # the other file of the run is shown
+    out = shown(capsys, tmp_path, "--follow", code=1)
+    assert ("● resumed\n  finished · 1 row" in out, out.count("✗ not readable")) == (True, 1)
     copy = make_run(tmp_path, "copied").rename(tmp_path / "copy.wandb")
     assert "● copied\n  finished · 3 rows" in shown(capsys, copy, "--follow")
 

@@ -39,6 +39,7 @@ def test_a_folder_that_is_removed_or_becomes_a_link_during_the_search_is_not_ent
     monkeypatch.setattr(os, "open", racing)
     found, errors = find_files(shared)
     assert (found, len(errors)) == ({}, 0 if is_removed else 1)
+    assert all(str(error).startswith(f"{shared}/inner: cannot be searched: ") for error in errors)
 
 
 def test_a_run_directory_that_is_replaced_after_the_search_is_not_read(tmp_path: Path) -> None:

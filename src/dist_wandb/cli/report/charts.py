@@ -14,10 +14,9 @@ from dist_wandb.cli.report.page import DIGITS_OF_X, Chart, HeatMap, Line, Slowes
 from dist_wandb.cli.report.thinning import Blame, Curve, Stretch, cells, edges_of
 from dist_wandb.settings.reduction import DEGRADED, TIMES
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.selection import of_rank
+from dist_wandb.wandb_files.selection import of_rank, spreads_among
 from dist_wandb.wandb_files.stragglers import RANK, Timing, has_marked
 
-_SPREAD = ("/min", "/max", "/argmax_rank")
 _PARTS_OF_BAND, _PARTS_OF_HEAT = 256, 96
 _STRETCHES_OF_LINES = 2000  # of one chart
 _MOST_LINES = 1024  # of one chart
@@ -49,7 +48,7 @@ class Drawing:
         for writer, file in files:
             self._add_history(writer, file, is_job)
             for (name, part), curve in file.system.items():
-                curve.move((file.sampled_from - began) / 60)
+                curve.shift((file.sampled_from - began) / 60)
                 _put(self.system[plain(name)].ranks, f"{writer} · {plain(part)}" if part else writer, curve)
 
     def slowest(self) -> list[Slowest]:
@@ -82,12 +81,14 @@ class Drawing:
         axes = {curve.axis for curve in rows.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
         is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
         label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
+        spread = ("/min", "/max", "/argmax_rank")  # a deviation is a metric of its own
+        parts = {f"{base}{part}": (base, part) for base in spreads_among(rows.curves) for part in spread}
         for name, curve in rows.curves.items():
             if name in axes:
                 if curve.axis == "_step" and writer == self._first:
                     _put(self.axes, name, curve)
                 continue
-            metric, part = _spread_of(name, rows.curves)
+            metric, part = parts.get(name, (name, ""))
             rank = None  # of a line of its own
             if is_job or is_secondary or (label and name.startswith(label)):
                 metric, rank = name.removeprefix(label or ""), writer
@@ -107,15 +108,6 @@ def _put(curves: dict[str, Curve], name: str, curve: Curve) -> None:
         curves[name].absorb(curve)
     elif len(curves) < _MOST_LINES:
         curves[name] = curve
-
-
-def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
-    """Return the metric of a spread's column, and the column: "" for the metric itself, and for a deviation's own."""
-    for part in _SPREAD:
-        base = name.removesuffix(part)
-        if base != name and base in names and f"{base}/argmax_rank" in names:
-            return base, part
-    return name, ""
 
 
 def charts_of(metrics: Mapping[str, _MetricCurves]) -> list[Chart]:

@@ -104,7 +104,7 @@ class Curve:
         self.last = other.last
         self.gaps += other.gaps
 
-    def move(self, by: float) -> None:
+    def shift(self, by: float) -> None:
         """Move all points along the x axis."""
         self._shorten()
         ends = [[(x + by, y) for x, y in stretch[2:]] for stretch in self._stretches]
