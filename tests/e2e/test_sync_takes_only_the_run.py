@@ -1,4 +1,4 @@
-"""`dist-wandb sync` uploads only the files of a run, from a copy. It reads, writes or removes no other files."""
+"""`dist-wandb sync` uploads all files of a run, from a copy. For those of others see test_hostile_trees.py."""
 
 from __future__ import annotations
 
@@ -57,38 +57,6 @@ def test_what_wandb_wrote_behind_the_end_of_a_short_run_is_uploaded(tmp_path: Pa
     extended(make_run(tmp_path / "runs"), machine)
     assert "✓ exp: 3 rows uploaded" in sync(wandb_server, tmp_path).check().output
     assert json.loads(wandb_server.run("exp").files["wandb-metadata.json"])["host"] == "node-1"
-
-
-def test_other_files_of_the_user_are_not_touched(tmp_path: Path, wandb_server: WandbServer) -> None:
-    """With each of these runs, `wandb sync` itself uploads, overwrites or removes the file."""
-    secret = tmp_path / "secret"
-    secret.write_text("of the user's")
-    wanted = new_record()
-    wanted.files.files.add().path = "notes.txt"
-    stolen, removed = new_record(), new_record()
-    for record in (stolen, removed):
-        record.artifact.name = record.artifact.type = "model"
-        record.artifact.run_id = record.artifact.client_id = record.artifact.sequence_client_id = "x" * 128
-        record.artifact.digest, record.artifact.finalize = "0" * 32, True
-        record.artifact.manifest.storage_policy = "wandb-storage-policy-v1"
-    stolen.artifact.manifest.contents.add().local_path = str(secret)
-    removed.artifact.manifest.manifest_file_path = str(secret)
-    for name, record in (("link", wanted), ("stolen", stolen), ("removed", removed)):
-        path = make_run(tmp_path / "runs", name)
-        extended(path, record)
-        if record is wanted:
-            (path.parent / "files" / "notes.txt").symlink_to(secret)
-    for name in ("config.yaml", "wandb-summary.json"):
-        (make_run(tmp_path / "runs", name).parent / "files" / name).symlink_to(secret)
-    make_run(tmp_path / "runs", "healthy")
-    finished = sync(wandb_server, tmp_path)
-    assert finished.exit_codes == (1,)
-    assert "6 runs: 1 uploaded, 5 refused (each line names the option that allows it)" in finished.output
-    assert finished.output.count("is a symbolic link") == 3
-    assert [finished.output.count(text) for text in ("neither in the run's", "the list of its files")] == [1, 1]
-    assert secret.read_text() == "of the user's"
-    assert [run.run_id for run in wandb_server.runs.values()] == ["healthy"]
-    assert wandb_server.artifacts == []
 
 
 def extended(path: Path, record: object) -> None:
