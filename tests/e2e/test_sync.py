@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from processes import clean_environment, run_job, started, torchrun, wait_until
-from stored import ended_runs, find_runs, read_files
+from stored import ended_runs, find_runs, read_files, without_own
 from syncing import IMPATIENT, MODULES, TIMEOUT, WATCHED, sync, sync_command, sync_environment
 from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
 from wandb_server import Request, WandbServer
@@ -147,10 +147,6 @@ def written(writer: WriterRecord, run: RecordedRun) -> dict[str, Any]:
 def labels_of_events(writer: WriterRecord) -> set[str]:
     names = {name for event in writer.events for name in event}
     return {name.partition("/l:")[2] for name in names if name.startswith("system.")}
-
-
-def without_own(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not name.startswith("_")}
 
 
 def test_a_killed_rank_is_uploaded_as_failed_once_it_is_dead(offline: Path, wandb_server: WandbServer) -> None:

@@ -38,7 +38,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    return "cuda" if request.config.getoption("--cuda", False) else "stand-in"
+    if not request.config.getoption("--cuda", False):
+        return "stand-in"
+    processes.starts_cold = True  # each job has its own state of the device
+    return "cuda"
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from stored import ended_runs, read_history
 SCRIPT = Path(__file__).parent / "scripts" / "failing.py"
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_run_ends_as_failed_and_keeps_its_rows(kind: str, ranks: int, tmp_path: Path) -> None:
     start = python if ranks == 1 else torchrun

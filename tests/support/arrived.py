@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import defaultdict
 from typing import Any
 
-from stored import ROWS, Rank, display_name, unit_of_run
+from stored import Rank, display_name, expected_rows, unit_of_run, without_own
 from wandb_records import PLAIN, RecordedRun, WriterRecord
 from wandb_server import WandbServer
 
@@ -46,20 +45,4 @@ def label_of(writer: WriterRecord) -> str | None:
 
 def rows_of(writer: WriterRecord) -> list[dict[str, Any]]:
     """Return a writer's history, without the values that W&B adds to each row."""
-    return [{name: value for name, value in row.items() if not name.startswith("_")} for row in writer.rows]
-
-
-def expected_rows(rank: Rank, unit: list[int], *, meet: bool = True) -> list[dict[str, Any]]:
-    """Return the rows that a rank writes: the unit's mean if it is the primary, and its own numbers under its label."""
-    missing = 0 if meet else len(unit) - 1
-    unit = unit if meet else [rank["global_rank"]]
-    rows = []
-    for step in range(ROWS):
-        row: dict[str, Any] = {"global_step": step}
-        if rank["primary"]:
-            row["loss"] = 10.0 * statistics.mean(unit) + step
-            row |= {"dist_wandb/degraded": missing} if missing else {}
-        if rank["shared"]:
-            row[f"{rank['label']}/loss"] = 10.0 * rank["global_rank"] + step
-        rows.append(row)
-    return rows
+    return [without_own(row) for row in writer.rows]

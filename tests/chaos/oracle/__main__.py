@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "src"))  # of this checkout, 
 
 from drawing import seeds_of
 from oracle.cases import CASES
-from oracle.frameworks import FRAMEWORKS, FrameworkResult
+from oracle.frameworks import FRAMEWORKS
 from oracle.frameworks import judge as judge_framework
 from oracle.running import Result, Variant, judge
 from oracle.scripts import draw
@@ -74,7 +74,7 @@ def _options() -> argparse.Namespace:
 
 def _frameworks(name: str) -> int:
     """Compare the scripts of frameworks; return 1 if any run differs."""
-    results: list[FrameworkResult] = []
+    results: list[Result] = []
     for framework in FRAMEWORKS:
         if name in ("all", framework.name):
             results += judge_framework(framework)
@@ -93,7 +93,7 @@ def _shown(results: Sequence[Result]) -> Sequence[Result]:
 def _sum_up(results: Sequence[Result], seconds: float) -> int:
     of_variant: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        of_variant[str(result.variant)].append(result)
+        of_variant[result.variant].append(result)
     sys.stdout.write(f"\n{len(results)} runs compared in {seconds:.0f} s\n")
     for variant, its in of_variant.items():
         differing = [result for result in its if result.differences]
@@ -101,7 +101,7 @@ def _sum_up(results: Sequence[Result], seconds: float) -> int:
         kinds: dict[str, set[str]] = defaultdict(set)
         for result in differing:
             for difference in result.differences:
-                kinds[difference.kind].add(result.script.name)
+                kinds[difference.kind].add(result.name)
         for kind, names in sorted(kinds.items()):
             seeds = " ".join(sorted(names, key=lambda name: (len(name), name)))
             sys.stdout.write(f"    {kind}: {len(names)} of {len(its)}: {seeds}\n")

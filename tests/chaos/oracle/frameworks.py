@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from oracle.comparing import Difference, Terms, X, compare, side_by_side
-from oracle.recorded import Recorded, recorded_runs
-from oracle.running import python_path
-from processes import clean_environment, run_job
-from ranks import rank_commands
+from oracle.comparing import Terms, X
+from oracle.running import Result, Runs, played, started
 
 _HERE = Path(__file__).parent
 _LONGEST = 150.0  # seconds for a job, on a busy machine
@@ -63,19 +57,7 @@ FRAMEWORKS = (
 )
 
 
-@dataclass(frozen=True)
-class FrameworkResult:
-    name: str  # names of framework and script
-    ranks: int
-    differences: list[Difference]  # what differs from stock, except what is intended
-    rows: str  # rows of both runs, side by side
-
-    def __str__(self) -> str:
-        found = "\n".join(f"  {one.kind}: {one.text}" for one in self.differences) or "  equal"
-        return f"{self.name}, {self.ranks} ranks\n{found}\nall rows:\n{self.rows}"
-
-
-def judge(framework: Framework, ranks: int = 2) -> list[FrameworkResult]:
+def judge(framework: Framework, ranks: int = 2) -> list[Result]:
     """Run the scripts of a framework with its own class and with ours, and compare them."""
     with ThreadPoolExecutor(2) as pool:
         stock, ours = pool.map(lambda which: _played(framework, which, ranks), ("stock", "ours"))
@@ -87,26 +69,12 @@ def judge(framework: Framework, ranks: int = 2) -> list[FrameworkResult]:
         unlike=framework.unlike,
     )
     return [
-        FrameworkResult(
-            f"{framework.name}, {name}",
-            ranks,
-            compare(stock[name], ours[name], terms),
-            side_by_side(stock[name], ours[name], terms),
-        )
+        Result.of(f"{framework.name}, {name}", f"{ranks} ranks", stock[name], ours[name], terms)
         for name in framework.scripts
     ]
 
 
-def _played(framework: Framework, which: str, ranks: int) -> dict[str, Recorded]:
-    directory = Path(tempfile.mkdtemp(prefix="oracle-"))
+def _played(framework: Framework, which: str, ranks: int) -> Runs:
+    ranks = 1 if which == "stock" or framework.starts_ranks else ranks
     script = _HERE / framework.file
-    try:
-        if which == "stock" or framework.starts_ranks or ranks == 1:
-            commands: tuple[list[str | Path], ...] = ([sys.executable, script, which, directory],)
-        else:
-            commands = rank_commands(script, which, directory, world_size=ranks)
-        environment = clean_environment(WANDB_SILENT="true", PYTHONPATH=python_path())
-        run_job(*commands, cwd=directory, environment=environment, timeout=_LONGEST).check()
-        return recorded_runs(directory, list(framework.scripts))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    return played(framework.scripts, lambda directory: started(script, which, directory, ranks=ranks), _LONGEST)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oracle.comparing import Difference, Terms, compare, side_by_side
 from oracle.recorded import Recorded, recorded_runs
 from oracle.scripts import Script, for_stock, to_json
-from processes import clean_environment, run_job
+from processes import clean_environment, python, run_job
 from ranks import rank_commands
 
 _PLAYER = Path(__file__).parent / "player.py"
 _SOURCES = Path(__file__).parents[3] / "src"
 _EACH, _START = 12.0, 90.0  # seconds for a script, and for the start of a job, on a busy machine
+
+Runs = dict[str, Recorded]  # by name of the script
 
 
 @dataclass(frozen=True)
@@ -41,25 +41,35 @@ VARIANTS = (Variant(1), Variant(2), Variant(3), Variant(2, "log"), Variant(2, "i
 
 @dataclass(frozen=True)
 class Result:
-    script: Script
-    variant: Variant
+    name: str  # of the script
+    variant: str
     differences: list[Difference]  # what differs from stock, except what is intended
     rows: str  # rows of both runs, side by side
+    script: str = ""  # the script itself, if it was drawn
+
+    @classmethod
+    def of(cls, name: str, variant: str, stock: Recorded, ours: Recorded, terms: Terms, script: str = "") -> Result:
+        return cls(name, variant, compare(stock, ours, terms), side_by_side(stock, ours, terms), script)
 
     def __str__(self) -> str:
-        head = f"{self.script.name}, {self.variant}"
+        head = f"{self.name}, {self.variant}"
         if not self.differences:
             return f"{head}: equal"
         found = "\n".join(f"  {one.kind}: {one.text}" for one in self.differences)
         return f"{head}: {len(self.differences)} differences\n{self.script}\n{found}\nall rows:\n{self.rows}"
 
 
-def python_path() -> str:
-    """Return the path on which ranks find this checkout's package first, whichever is installed."""
-    return os.pathsep.join([str(_SOURCES), clean_environment()["PYTHONPATH"]])
+def played(names: Sequence[str], commands: Callable[[Path], Iterable[Sequence[str | Path]]], limit: float) -> Runs:
+    """Run commands, which are told a directory, on the path of this checkout's package; return their runs by name."""
+    path = os.pathsep.join([str(_SOURCES), clean_environment()["PYTHONPATH"]])
+    with tempfile.TemporaryDirectory(prefix="oracle-", ignore_cleanup_errors=True) as directory:
+        environment = clean_environment(WANDB_SILENT="true", PYTHONPATH=path)
+        here = Path(directory)
+        run_job(*commands(here), cwd=here, environment=environment, timeout=limit).check()
+        return recorded_runs(here, list(names))
 
 
-def play_ours(scripts: Sequence[Script], variant: Variant) -> dict[str, Recorded]:
+def play_ours(scripts: Sequence[Script], variant: Variant) -> Runs:
     """Run scripts with this package; return their runs by name."""
     return _play(scripts, "ours", variant)
 
@@ -84,7 +94,7 @@ class Stock:
             axes=script.axes,
             joined=script.late_axes if variant.ranks > 1 else frozenset(),
         )
-        return Result(script, variant, compare(stock, ours, terms), side_by_side(stock, ours, terms))
+        return Result.of(script.name, str(variant), stock, ours, terms, str(script))
 
     def _name(self, name: str, peers: int) -> str:
         """Return the name of a script's run: the same for both forms if they are equal."""
@@ -101,18 +111,15 @@ def judge(scripts: Sequence[Script], variants: Sequence[Variant] = VARIANTS) -> 
     return results
 
 
-def _play(scripts: Sequence[Script], which: str, variant: Variant) -> dict[str, Recorded]:
-    directory = Path(tempfile.mkdtemp(prefix="oracle-"))
-    try:
+def _play(scripts: Sequence[Script], which: str, variant: Variant) -> Runs:
+    def commands(directory: Path) -> Iterable[Sequence[str | Path]]:
         file = directory / "scripts.json"
         file.write_text(to_json(scripts), encoding="utf-8")
-        command = (which, variant.guard, directory, file)
-        if variant.ranks == 1:
-            commands: tuple[list[str | Path], ...] = ([sys.executable, _PLAYER, *map(str, command)],)
-        else:
-            commands = rank_commands(_PLAYER, *command, world_size=variant.ranks)
-        environment = clean_environment(WANDB_SILENT="true", PYTHONPATH=python_path())
-        run_job(*commands, cwd=directory, environment=environment, timeout=_START + _EACH * len(scripts)).check()
-        return recorded_runs(directory, [script.name for script in scripts])
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        return started(_PLAYER, which, variant.guard, directory, file, ranks=variant.ranks)
+
+    return played([script.name for script in scripts], commands, _START + _EACH * len(scripts))
+
+
+def started(script: Path, *arguments: object, ranks: int) -> Iterable[Sequence[str | Path]]:
+    """Return the commands that start a script as one process or as several ranks."""
+    return python(script, *arguments) if ranks == 1 else rank_commands(script, *arguments, world_size=ranks)
