@@ -35,7 +35,7 @@ from dist_wandb.accelerate.wrapping import (
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import interception, wandb_media
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import EarlyRun
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.api import while_open
 from dist_wandb.session.config.targets import ConfigView
@@ -247,10 +247,15 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         return self._stand_in
 
     @cached_property
-    def _stand_in(self) -> NullRun:
+    def _stand_in(self) -> EarlyRun:
         """The run until this rank is started, if it may join late."""
         log_later = lambda _, data, step=None, **arguments: self.log(data, step, **arguments)  # noqa: E731
-        stand_in = NullRun()
+
+        def run() -> AnyRun | None:
+            has_ended = self.late_join.session is None and self._last_run is not None
+            return self._last_run if has_ended else getattr(self.late_join.find(0.0), "run", None)
+
+        stand_in = EarlyRun(run)
         stand_in.show(config=ConfigView(ConfigOnceStarted(self.late_join)))
         for owner in (stand_in, sys.modules.get("wandb")):
             if hasattr(owner, "log"):

@@ -34,7 +34,7 @@ from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
-from dist_wandb.runs.null_run import NullPart, NullRun
+from dist_wandb.runs.null_run import EarlyRun, NullPart
 from dist_wandb.session import inherited_rank, restart
 from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.opener import open_session
@@ -288,7 +288,7 @@ def _mesh_in_use() -> Mesh | None:
     return None
 
 
-class NullExperiment(NullRun, OfLightning):
+class NullExperiment(EarlyRun, OfLightning):
     """`experiment` on a rank without a run. Lightning expects a `DummyExperiment` there.
 
     As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`). It refers to
@@ -296,40 +296,15 @@ class NullExperiment(NullRun, OfLightning):
     """
 
     stock = "loggers.logger.DummyExperiment"
-    _holder: SessionHolder | None = None  # a copy has none
 
     def __init__(self, holder: SessionHolder) -> None:
-        super().__init__()
-        step = lambda: 0 if holder.session is None else holder.session.step  # noqa: E731
-        self.show(config=ConfigView(_EarlyConfig(holder)), _step=step, _holder=holder)
-
-    @property
-    def _run(self) -> AnyRun | None:
-        """That of the session, which does what is asked of this object; `None` before it is open."""
-        session = None if self._holder is None else self._holder.session
-        return None if session is None else session.run
-
-    @property
-    def summary(self) -> Any:
-        return super().summary if (run := self._run) is None else run.summary
-
-    def metadata(self) -> Mapping[str, Any]:
-        if isinstance(run := self._run, NullRun):
-            return run.metadata()
-        return super().metadata() if self._holder is None else self._holder.early_metadata()
+        super().__init__(lambda: None if holder.session is None else holder.session.run)
+        self.show(config=ConfigView(_EarlyConfig(holder)))
+        self.show_metadata(holder.early_metadata, None)
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name) if (run := self._run) is None else getattr(run, name)
+        found = super().__getattr__(name)
         return _Nothing() if isinstance(found, NullPart) and name not in GIVE_BACK else found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if (run := self._run) is None:
-            super().__setattr__(name, value)
-        else:
-            setattr(run, name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_holder": None}
 
 
 class _EarlyConfig:
