@@ -36,15 +36,13 @@ from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.null_run import EarlyRun, NullPart
 from dist_wandb.session import inherited_rank, restart
-from dist_wandb.session.config.targets import ConfigView
+from dist_wandb.session.config.targets import ConfigView, EarlyConfig
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.session import Session
-from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import FrameType
 
     from dist_wandb.job.units import Mesh
@@ -299,34 +297,12 @@ class NullExperiment(EarlyRun, OfLightning):
 
     def __init__(self, holder: SessionHolder) -> None:
         super().__init__(lambda: None if holder.session is None else holder.session.run)
-        self.show(config=ConfigView(_EarlyConfig(holder)))
+        self.show(config=ConfigView(EarlyConfig(lambda: holder.session, lambda: holder.early_config)))
         self.show_metadata(holder.early_metadata, None)
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
         return _Nothing() if isinstance(found, NullPart) and name not in GIVE_BACK else found
-
-
-class _EarlyConfig:
-    """The config that a script reads before the ranks are known, and with the same object later: a `targets.Source`."""
-
-    def __init__(self, holder: SessionHolder) -> None:
-        self._holder = holder
-
-    def read(self, name: str | None = None) -> Mapping[str, Any]:
-        session = self._holder.session
-        if session is None:
-            return self._holder.early_config
-        if name is not None:
-            session.config.get(name)  # the primary may just have set it
-        return given_values(session.config)
-
-    def write(self, values: Mapping[str, Any]) -> None:
-        session = self._holder.session
-        if session is None:
-            self._holder.early_config.update(values)
-        else:
-            session.config.update(values)
 
 
 class _Nothing(NullPart):

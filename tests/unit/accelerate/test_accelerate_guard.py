@@ -452,6 +452,18 @@ def test_a_run_that_a_script_has_from_before_the_start_is_that_of_the_session(
     assert run.summary["accuracy"] == {"max": 0.9}
 
 
+@pytest.mark.usefixtures("off_main")
+def test_config_that_is_written_before_the_start_is_in_a_run_of_this_rank(
+    fake_wandb: FakeWandb, open_main: Callable[..., Session]
+) -> None:
+    config = accelerator_with(quick()).get_tracker("dist_wandb", unwrap=True).config
+    config.update({"own": 1})
+    open_main(Options("new", limits=Limits(join_timeout=30.0)), config={"lr": 0.1, "own": 0})
+    assert dict(config) == {"lr": 0.1, "own": 1}
+    config.late = 2
+    assert fake_wandb.runs[1].config == {"lr": 0.1, "own": 1, "late": 2}
+
+
 @pytest.mark.usefixtures("off_main", "fake_wandb", "store")
 def test_if_the_main_process_never_starts_there_is_no_session_and_the_config_is_empty() -> None:
     tracker = quick(0.1)
