@@ -25,13 +25,7 @@ except ModuleNotFoundError as _error:
 
 from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJoin
 from dist_wandb.accelerate.timings import REMEDY, TIMED, PreparedTimings
-from dist_wandb.accelerate.wrapping import (
-    NAME,
-    name_as_scripts_do,
-    register,
-    tracker_of,
-    wrap_accelerator,
-)
+from dist_wandb.accelerate.wrapping import NAME, name_as_scripts_do, register, tracker_of, wrap_accelerator
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import interception, wandb_media
