@@ -18,7 +18,7 @@ import atexit
 import contextlib
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
@@ -44,6 +44,7 @@ from dist_wandb.settings.options import Options
 
 if TYPE_CHECKING:
     from dist_wandb.job.units import Mesh
+    from dist_wandb.runs.null_run import AnyRun
 
 INTEGRATION = "DistWandbTracker"
 _RETURNS = ("default", "return_previous")
@@ -84,6 +85,7 @@ class LateJoin:
         self.session: Session | None = None  # once it is open, until it is finished
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
         self.config: dict[str, Any] = {}  # written before the session is open
+        self._actions: list[Callable[[AnyRun], Any]] = []  # of the script before then, for the run
         self._arguments = arguments
         self._goes_on = False  # whether the rank, which was not started, uses the session of an earlier tracker
         self._await_next()
@@ -115,7 +117,14 @@ class LateJoin:
         if self.session is not None and self.config:
             written, self.config = self.config, {}
             self.session.config.update(written, allow_val_change=True)
+        while self.session is not None and self._actions:
+            self._actions.pop(0)(self.session.run)
         return self.session
+
+    def act(self, action: Callable[[AnyRun], Any]) -> None:
+        """Do something with the run of this rank, once it has one."""
+        self._actions.append(action)
+        self.find(0.0)
 
     def wait(self, within: float) -> Session | None:
         """Find the session, up to `within` seconds; 0: once."""

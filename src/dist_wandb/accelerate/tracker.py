@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError, as_usage_error
@@ -29,7 +29,7 @@ from dist_wandb.accelerate.wrapping import NAME, name_as_scripts_do, register, t
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import interception, wandb_media
-from dist_wandb.runs.null_run import EarlyRun
+from dist_wandb.runs.null_run import EarlyRun, NullSummary
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.api import while_open
 from dist_wandb.session.config.targets import ConfigView
@@ -249,8 +249,14 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             has_ended = self.late_join.session is None and self._last_run is not None
             return self._last_run if has_ended else getattr(self.late_join.find(0.0), "run", None)
 
-        stand_in = EarlyRun(run)
-        stand_in.show(config=ConfigView(ConfigOnceStarted(self.late_join)))
+        def later(name: str, _: Any, *args: Any, **kwargs: Any) -> None:
+            self.late_join.act(lambda run: getattr(run, name)(*args, **kwargs))
+
+        stand_in, summary = EarlyRun(run), NullSummary()
+        summary.note_by(lambda name, value: self.late_join.act(lambda run: run.summary.update({name: value})))
+        for name in ("alert", "define_metric"):
+            interception.intercept(stand_in, name, partial(later, name))
+        stand_in.show(config=ConfigView(ConfigOnceStarted(self.late_join)), _summary=summary)
         for owner in (stand_in, sys.modules.get("wandb")):
             if hasattr(owner, "log"):
                 interception.intercept(owner, "log", log_later)

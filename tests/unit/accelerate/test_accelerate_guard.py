@@ -453,15 +453,23 @@ def test_a_run_that_a_script_has_from_before_the_start_is_that_of_the_session(
 
 
 @pytest.mark.usefixtures("off_main")
-def test_config_that_is_written_before_the_start_is_in_a_run_of_this_rank(
+def test_what_a_script_does_with_its_run_before_the_start_is_done_with_the_run_of_this_rank(
     fake_wandb: FakeWandb, open_main: Callable[..., Session]
 ) -> None:
-    config = accelerator_with(quick()).get_tracker("dist_wandb", unwrap=True).config
+    run = accelerator_with(quick()).get_tracker("dist_wandb", unwrap=True)
+    config = run.config
     config.update({"own": 1})
+    run.define_metric("val/*", step_metric="epoch")
+    run.summary["best"] = 0.5
+    run.alert("NaN", text="in the loss")
     open_main(Options("new", limits=Limits(join_timeout=30.0)), config={"lr": 0.1, "own": 0})
     assert dict(config) == {"lr": 0.1, "own": 1}
     config.late = 2
-    assert fake_wandb.runs[1].config == {"lr": 0.1, "own": 1, "late": 2}
+    of_rank: Any = fake_wandb.runs[1]
+    assert of_rank.config == {"lr": 0.1, "own": 1, "late": 2}
+    assert ("val/*", {"step_metric": "epoch"}) in of_rank.defined
+    assert of_rank.summary["best"] == 0.5
+    assert [alert[0] for alert in of_rank.alerts] == ["NaN"]
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb", "store")
