@@ -18,7 +18,7 @@ import atexit
 import contextlib
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
@@ -35,15 +35,16 @@ from dist_wandb.payloads.scalars import copied_row
 from dist_wandb.runs.requested import check_init_arguments, reinit
 from dist_wandb.runs.run_metadata import running_run
 from dist_wandb.session.api import INIT, join_init, opened_as
+from dist_wandb.session.config.targets import EarlyConfig
 from dist_wandb.session.job_description import NextJob, fall_behind, miss_job, next_job, take
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions, process_end
 from dist_wandb.session.session import Session
-from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 
 if TYPE_CHECKING:
     from dist_wandb.job.units import Mesh
+    from dist_wandb.runs.null_run import AnyRun
 
 INTEGRATION = "DistWandbTracker"
 _RETURNS = ("default", "return_previous")
@@ -83,6 +84,8 @@ class LateJoin:
         self.options: Options = options  # the rank's own, until those of the main process are known
         self.session: Session | None = None  # once it is open, until it is finished
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
+        self.config: dict[str, Any] = {}  # written before the session is open
+        self._actions: list[Callable[[AnyRun], Any]] = []  # of the script before then, for the run
         self._arguments = arguments
         self._goes_on = False  # whether the rank, which was not started, uses the session of an earlier tracker
         self._await_next()
@@ -111,7 +114,17 @@ class LateJoin:
                 self._join(within)
             except RendezvousError:  # the job has ended and its store is gone, but the training may continue
                 self._await_next()
+        if self.session is not None and self.config:
+            written, self.config = self.config, {}
+            self.session.config.update(written, allow_val_change=True)
+        while self.session is not None and self._actions:
+            self._actions.pop(0)(self.session.run)
         return self.session
+
+    def act(self, action: Callable[[AnyRun], Any]) -> None:
+        """Do something with the run of this rank, once it has one."""
+        self._actions.append(action)
+        self.find(0.0)
 
     def wait(self, within: float) -> Session | None:
         """Find the session, up to `within` seconds; 0: once."""
@@ -200,31 +213,24 @@ class LateJoin:
         warn(message, users_line(), may_raise=False)  # neither the training nor its end may fail because of it
 
 
-class ConfigOnceStarted:
+class ConfigOnceStarted(EarlyConfig):
     """The source of the config on a rank that joins late."""
 
     def __init__(self, late_join: LateJoin) -> None:
+        super().__init__(lambda: late_join.find(0.0), lambda: late_join.config)
         self._late_join = late_join
-        self._written: dict[str, Any] = {}
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """Wait for the main process, and read its config; if that times out, warn and return an empty config."""
-        if name in self._written:
-            return self._written
+        """Wait for the main process, and read its config; if that times out, warn and return what was written here."""
         within = self._late_join.options.limits.join_timeout
-        session = self._late_join.wait(within)
-        if session is None:
+        if name not in self._late_join.config and self._late_join.wait(within) is None:
             warnings.warn(
                 f"The config was read on rank {PartialState().process_index}, but the main process did not call "
                 f"accelerator.init_trackers within {within:g} s, so the config is empty. Call it before "
                 "the config is read.",
                 stacklevel=4,
             )
-            return self._written
-        return {**self._written, **given_values(session.config)}
-
-    def write(self, values: Mapping[str, Any]) -> None:
-        self._written.update(values)
+        return super().read(name)
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:

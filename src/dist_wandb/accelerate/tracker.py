@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError, as_usage_error
@@ -25,17 +25,11 @@ except ModuleNotFoundError as _error:
 
 from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJoin
 from dist_wandb.accelerate.timings import REMEDY, TIMED, PreparedTimings
-from dist_wandb.accelerate.wrapping import (
-    NAME,
-    name_as_scripts_do,
-    register,
-    tracker_of,
-    wrap_accelerator,
-)
+from dist_wandb.accelerate.wrapping import NAME, name_as_scripts_do, register, tracker_of, wrap_accelerator
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import interception, wandb_media
-from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.null_run import EarlyRun, NullSummary
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.api import while_open
 from dist_wandb.session.config.targets import ConfigView
@@ -247,11 +241,22 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         return self._stand_in
 
     @cached_property
-    def _stand_in(self) -> NullRun:
+    def _stand_in(self) -> EarlyRun:
         """The run until this rank is started, if it may join late."""
         log_later = lambda _, data, step=None, **arguments: self.log(data, step, **arguments)  # noqa: E731
-        stand_in = NullRun()
-        stand_in.show(config=ConfigView(ConfigOnceStarted(self.late_join)))
+
+        def run() -> AnyRun | None:
+            has_ended = self.late_join.session is None and self._last_run is not None
+            return self._last_run if has_ended else getattr(self.late_join.find(0.0), "run", None)
+
+        def later(name: str, _: Any, *args: Any, **kwargs: Any) -> None:
+            self.late_join.act(lambda run: getattr(run, name)(*args, **kwargs))
+
+        stand_in, summary = EarlyRun(run), NullSummary()
+        summary.note_by(lambda name, value: self.late_join.act(lambda run: run.summary.update({name: value})))
+        for name in ("alert", "define_metric"):
+            interception.intercept(stand_in, name, partial(later, name))
+        stand_in.show(config=ConfigView(ConfigOnceStarted(self.late_join)), _summary=summary)
         for owner in (stand_in, sys.modules.get("wandb")):
             if hasattr(owner, "log"):
                 interception.intercept(owner, "log", log_later)

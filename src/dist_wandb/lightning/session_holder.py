@@ -34,17 +34,15 @@ from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
-from dist_wandb.runs.null_run import NullPart, NullRun
+from dist_wandb.runs.null_run import EarlyRun, NullPart
 from dist_wandb.session import inherited_rank
-from dist_wandb.session.config.targets import ConfigView
+from dist_wandb.session.config.targets import ConfigView, EarlyConfig
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.session import Session
-from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import FrameType
 
     from dist_wandb.job.units import Mesh
@@ -289,7 +287,7 @@ def _mesh_in_use() -> Mesh | None:
     return None
 
 
-class NullExperiment(NullRun, OfLightning):
+class NullExperiment(EarlyRun, OfLightning):
     """`experiment` on a rank without a run. Lightning expects a `DummyExperiment` there.
 
     As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`). It refers to
@@ -297,62 +295,15 @@ class NullExperiment(NullRun, OfLightning):
     """
 
     stock = "loggers.logger.DummyExperiment"
-    _holder: SessionHolder | None = None  # a copy has none
 
     def __init__(self, holder: SessionHolder) -> None:
-        super().__init__()
-        step = lambda: 0 if holder.session is None else holder.session.step  # noqa: E731
-        self.show(config=ConfigView(_EarlyConfig(holder)), _step=step, _holder=holder)
-
-    @property
-    def _run(self) -> AnyRun | None:
-        """That of the session, which does what is asked of this object; `None` before it is open."""
-        session = None if self._holder is None else self._holder.session
-        return None if session is None else session.run
-
-    @property
-    def summary(self) -> Any:
-        return super().summary if (run := self._run) is None else run.summary
-
-    def metadata(self) -> Mapping[str, Any]:
-        if isinstance(run := self._run, NullRun):
-            return run.metadata()
-        return super().metadata() if self._holder is None else self._holder.early_metadata()
+        super().__init__(lambda: None if holder.session is None else holder.session.run)
+        self.show(config=ConfigView(EarlyConfig(lambda: holder.session, lambda: holder.early_config)))
+        self.show_metadata(holder.early_metadata, None)
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name) if (run := self._run) is None else getattr(run, name)
+        found = super().__getattr__(name)
         return _Nothing() if isinstance(found, NullPart) and name not in GIVE_BACK else found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if (run := self._run) is None:
-            super().__setattr__(name, value)
-        else:
-            setattr(run, name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_holder": None}
-
-
-class _EarlyConfig:
-    """The config that a script reads before the ranks are known, and with the same object later: a `targets.Source`."""
-
-    def __init__(self, holder: SessionHolder) -> None:
-        self._holder = holder
-
-    def read(self, name: str | None = None) -> Mapping[str, Any]:
-        session = self._holder.session
-        if session is None:
-            return self._holder.early_config
-        if name is not None:
-            session.config.get(name)  # the primary may just have set it
-        return given_values(session.config)
-
-    def write(self, values: Mapping[str, Any]) -> None:
-        session = self._holder.session
-        if session is None:
-            self._holder.early_config.update(values)
-        else:
-            session.config.update(values)
 
 
 class _Nothing(NullPart):

@@ -8,14 +8,13 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial, reduce
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.devices import Later, LaterValue, known
+from dist_wandb.payloads.devices import known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs.run_metadata import METADATA, settings_of
 from dist_wandb.runs.wandb_media import as_written, shown_values
@@ -23,6 +22,8 @@ from dist_wandb.runs.wandb_media import as_written, shown_values
 if TYPE_CHECKING:
     import wandb
     from typing_extensions import Self
+
+    from dist_wandb.runs.summary import Statistics
 
 Run: TypeAlias = "wandb.Run"
 AnyRun: TypeAlias = "wandb.Run | NullRun"
@@ -209,6 +210,40 @@ class NullRun(LikeRun, StandIn):
         return sorted(public_names(self))
 
 
+class EarlyRun(NullRun):
+    """Stands in for the run of a session that is not open yet; then the session's run does what is asked of this."""
+
+    def __init__(self, run: Callable[[], AnyRun | None]) -> None:
+        super().__init__()
+        self.__dict__["_of_session"] = run  # `None` before it is open; a copy has no session
+
+    @property
+    def _run(self) -> AnyRun | None:
+        found: AnyRun | None = self.__dict__.get("_of_session", lambda: None)()
+        return found
+
+    @property
+    def summary(self) -> Any:
+        return super().summary if (run := self._run) is None else run.summary
+
+    @property
+    def step(self) -> int:
+        return super().step if (run := self._run) is None else run.step
+
+    def metadata(self) -> Mapping[str, Any]:
+        return run.metadata() if isinstance(run := self._run, NullRun) else super().metadata()
+
+    def __getattr__(self, name: str) -> Any:
+        run = None if name.startswith("__") else self._run
+        return super().__getattr__(name) if run is None else getattr(run, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if (run := self._run) is None:
+            super().__setattr__(name, value)
+        else:
+            setattr(run, name, value)
+
+
 class NullPart(StandIn):
     """Stands in for a part of a run, such as an artifact, with all its attributes and items. As a number it is NaN."""
 
@@ -247,47 +282,6 @@ class NullPart(StandIn):
             return format(math.nan, spec) if spec else repr(self)
         except ValueError:  # a spec for text, or for integers
             return repr(self)
-
-
-class Statistics(LaterValue):
-    """The numbers that this rank has logged under a name whose summary `define_metric` has defined, for reads."""
-
-    _MOST_WAITING = 64  # numbers on a device that are not asked for again and again
-
-    def __init__(self, shown: tuple[str, ...]) -> None:
-        self.shown = shown  # such as `("max", "mean")`
-        self._waiting: deque[Any] = deque(maxlen=4096)
-        self._found: dict[str, Any] = {}
-
-    def add(self, value: Any) -> None:
-        """Add what was logged; does not wait for a device."""
-        if isinstance(value, (int, float, Later)):
-            self._waiting.append(value)
-        while self._waiting and (
-            type(self._waiting[0]) is not Later
-            or (len(self._waiting) > self._MOST_WAITING and self._waiting[0].is_ready())
-        ):
-            self._found = _with(self._found, self._waiting.popleft())
-
-    def value(self) -> dict[str, Any]:
-        """Return what the summary has, by name. Waits for devices. Another thread may add numbers."""
-        found = reduce(_with, list(self._waiting), self._found)
-        return {name: found[name] for name in self.shown if name in found}
-
-
-def _with(found: dict[str, Any], value: Any) -> dict[str, Any]:
-    number = value.number() if type(value) is Later else value
-    count, total = found.get("count", 0) + 1, found.get("total", 0) + number
-    smallest, largest = found.get("min", number), found.get("max", number)
-    return {
-        "count": count,
-        "total": total,
-        "mean": total / count,
-        "first": found.get("first", number),
-        "last": number,
-        "min": smallest if number >= smallest or math.isnan(smallest) else number,
-        "max": largest if number <= largest or math.isnan(largest) else number,
-    }
 
 
 class _SummaryPart(dict[Any, Any]):

@@ -16,19 +16,20 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
-from functools import partial
+from functools import partial, reduce
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from dist_wandb.payloads.devices import PLAIN, known
+from dist_wandb.payloads.devices import PLAIN, Later, LaterValue, known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import interception, wandb_private
-from dist_wandb.runs.null_run import AnyRun, NullRun, NullSummary, Statistics
+from dist_wandb.runs.null_run import AnyRun, NullRun, NullSummary
 from dist_wandb.runs.wandb_media import shown_values
 from dist_wandb.settings.reduction import Definitions
 
@@ -49,6 +50,47 @@ class _Call(NamedTuple):
 
     x: int | None
     row: dict[str, Any]
+
+
+class Statistics(LaterValue):
+    """The numbers that this rank has logged under a name whose summary `define_metric` has defined, for reads."""
+
+    _MOST_WAITING = 64  # numbers on a device that are not asked for again and again
+
+    def __init__(self, shown: tuple[str, ...]) -> None:
+        self.shown = shown  # such as `("max", "mean")`
+        self._waiting: deque[Any] = deque(maxlen=4096)
+        self._found: dict[str, Any] = {}
+
+    def add(self, value: Any) -> None:
+        """Add what was logged; does not wait for a device."""
+        if isinstance(value, (int, float, Later)):
+            self._waiting.append(value)
+        while self._waiting and (
+            type(self._waiting[0]) is not Later
+            or (len(self._waiting) > self._MOST_WAITING and self._waiting[0].is_ready())
+        ):
+            self._found = _with(self._found, self._waiting.popleft())
+
+    def value(self) -> dict[str, Any]:
+        """Return what the summary has, by name. Waits for devices. Another thread may add numbers."""
+        found = reduce(_with, list(self._waiting), self._found)
+        return {name: found[name] for name in self.shown if name in found}
+
+
+def _with(found: dict[str, Any], value: Any) -> dict[str, Any]:
+    number = value.number() if type(value) is Later else value
+    count, total = found.get("count", 0) + 1, found.get("total", 0) + number
+    smallest, largest = found.get("min", number), found.get("max", number)
+    return {
+        "count": count,
+        "total": total,
+        "mean": total / count,
+        "first": found.get("first", number),
+        "last": number,
+        "min": smallest if number >= smallest or math.isnan(smallest) else number,
+        "max": largest if number <= largest or math.isnan(largest) else number,
+    }
 
 
 class LastLogged:

@@ -435,6 +435,43 @@ def test_config_and_session_wait_until_the_main_process_has_started(
         _ = tracker.session
 
 
+@pytest.mark.usefixtures("off_main", "fake_wandb")
+def test_a_run_that_a_script_has_from_before_the_start_is_that_of_the_session(
+    open_main: Callable[..., Session],
+) -> None:
+    tracker = quick()
+    run = accelerator_with(tracker).get_tracker("dist_wandb", unwrap=True)
+    assert not run.id
+    open_main(QUICK)
+    assert tracker.session.step == 0
+    run.define_metric("accuracy", summary="max")
+    for accuracy in (0.9, 0.5):
+        run.log({"accuracy": accuracy})
+    run.name = "night"
+    assert (run.id, run.step, run.name, tracker.run.name) == (tracker.session.id, 2, "night", "night")
+    assert run.summary["accuracy"] == {"max": 0.9}
+
+
+@pytest.mark.usefixtures("off_main")
+def test_what_a_script_does_with_its_run_before_the_start_is_done_with_the_run_of_this_rank(
+    fake_wandb: FakeWandb, open_main: Callable[..., Session]
+) -> None:
+    run = accelerator_with(quick()).get_tracker("dist_wandb", unwrap=True)
+    config = run.config
+    config.update({"own": 1})
+    run.define_metric("val/*", step_metric="epoch")
+    run.summary["best"] = 0.5
+    run.alert("NaN", text="in the loss")
+    open_main(Options("new", limits=Limits(join_timeout=30.0)), config={"lr": 0.1, "own": 0})
+    assert dict(config) == {"lr": 0.1, "own": 1}
+    config.late = 2
+    of_rank: Any = fake_wandb.runs[1]
+    assert of_rank.config == {"lr": 0.1, "own": 1, "late": 2}
+    assert ("val/*", {"step_metric": "epoch"}) in of_rank.defined
+    assert of_rank.summary["best"] == 0.5
+    assert [alert[0] for alert in of_rank.alerts] == ["NaN"]
+
+
 @pytest.mark.usefixtures("off_main", "fake_wandb", "store")
 def test_if_the_main_process_never_starts_there_is_no_session_and_the_config_is_empty() -> None:
     tracker = quick(0.1)

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dist_wandb.runs.client_settings import without_password
-from dist_wandb.runs.current_server import (
-    Destination,
-    is_address,
-    is_loopback,
-    is_same_server,
-    refusal_of,
-)
+from dist_wandb.runs.current_server import Destination, is_address, is_loopback, is_same_server, refusal_of
 
 
 @pytest.mark.parametrize("is_named", [True, False])

@@ -14,7 +14,8 @@ import torch
 from wandb.sdk.wandb_run import Run
 
 from dist_wandb.payloads.devices import HostCopy, Later
-from dist_wandb.runs.null_run import NullPart, NullRun, Statistics
+from dist_wandb.runs.null_run import NullPart, NullRun
+from dist_wandb.runs.summary import Statistics
 
 USES: list[Callable[[Any], Any]] = [
     *(lambda part: part > 0, lambda part: part >= 0, lambda part: part < 0, lambda part: part <= 0),

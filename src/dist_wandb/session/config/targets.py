@@ -185,6 +185,27 @@ class Source(Protocol):
     def write(self, values: Mapping[str, Any]) -> None: ...
 
 
+class EarlyConfig:
+    """The config that a script reads and writes before its session is open, and with the same object later."""
+
+    def __init__(self, session: Callable[[], Any], early: Callable[[], dict[str, Any]]) -> None:
+        self._session = session  # `None` before it is open
+        self._early = early
+
+    def read(self, name: str | None = None) -> Mapping[str, Any]:
+        if (session := self._session()) is None:
+            return self._early()
+        if name is not None:
+            session.config.get(name)  # the primary may just have set it
+        return given_values(session.config)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        if (session := self._session()) is None:
+            self._early().update(values)
+        else:
+            session.config.update(values)
+
+
 class ConfigView(Mapping[str, Any]):
     """The config of a run that another rank has opened.
 
