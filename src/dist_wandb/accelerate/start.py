@@ -85,7 +85,7 @@ class LateJoin:
         self.session: Session | None = None  # once it is open, until it is finished
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
         self.config: dict[str, Any] = {}  # written before the session is open
-        self._actions: list[Callable[[AnyRun], Any]] = []  # of the script before then, for the run
+        self._actions: deque[Callable[[AnyRun], Any]] = deque(maxlen=_MOST_ROWS)  # of the script, for the run
         self._arguments = arguments
         self._goes_on = False  # whether the rank, which was not started, uses the session of an earlier tracker
         self._await_next()
@@ -118,7 +118,7 @@ class LateJoin:
             written, self.config = self.config, {}
             self.session.config.update(written, allow_val_change=True)
         while self.session is not None and self._actions:
-            self._actions.pop(0)(self.session.run)
+            self._actions.popleft()(self.session.run)
         return self.session
 
     def act(self, action: Callable[[AnyRun], Any]) -> None:
