@@ -289,12 +289,6 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
         )
 
 
-def announcement(earlier: Earlier, topology: Topology) -> str:
-    before = earlier.record.world_size
-    change = "" if before == topology.world_size else f" It had {before} ranks, and has {topology.world_size} now."
-    return f"dist_wandb: continues the run {earlier.record.base_id} of an earlier start ({earlier.reason}).{change}"
-
-
 def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str) -> int:
     """Return the position on the x axis of the first row without a step: 0, or after the rows of a continued run."""
     if not run or run.disabled:

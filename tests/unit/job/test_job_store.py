@@ -286,7 +286,7 @@ def test_one_rank_reports_the_missing_ranks_to_all(
     read = RankValues.read
 
     def read_and_note(self: RankValues) -> dict[int, Any]:
-        reads.append(self._job_store.topology.global_rank)
+        reads.append(self._keys.topology.global_rank)
         return read(self)
 
     def learn(number: int) -> str:
