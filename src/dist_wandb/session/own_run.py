@@ -284,7 +284,7 @@ class OwnRun:
                 shared.append(alert)
                 self._config_sync.connection.publications += 1
                 return
-            problem: object = "there is no store of the job, so call init_process_group first"
+            problem: object = "this process has no store of the job, as before init_process_group and in a fork"
         except RendezvousError as error:
             problem = error
         warn(
