@@ -89,9 +89,9 @@ def measures() -> Iterator[Measure]:
     yield Measure("circles of imports", len(_circles(_imports(trees))), 0, 0)
     tests = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py"))}
     nodes = [node for text in tests.values() for node in ast.walk(ast.parse(text))]
-    yield Measure("lines of tests", sum(text.count("\n") for text in tests.values()), 53_495, 36_000)
+    yield Measure("lines of tests", sum(text.count("\n") for text in tests.values()), 53_493, 36_000)
     yield Measure("private attributes that tests touch", sum(map(_is_private, nodes)), 34, 80)
-    yield Measure("monkeypatch.setattr in tests", sum(map(_is_patch, nodes)), 89, 120)
+    yield Measure("monkeypatch.setattr in tests", sum(map(_is_patch, nodes)), 88, 120)
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     yield Measure("words of documentation", sum(map(_words, pages)), 20_000, 20_000)
 
@@ -99,7 +99,7 @@ def measures() -> Iterator[Measure]:
 def measures_of_log() -> Iterator[Measure]:
     """Yield the measures of a job of two ranks."""
     crossed, loaded = _played()
-    yield Measure("functions that a log crosses on rank 0", crossed, 131, 80)
+    yield Measure("functions that a log crosses on rank 0", crossed, 128, 80)
     yield Measure("modules that init loads", loaded, 97, 100)
 
 
