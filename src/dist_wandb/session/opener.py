@@ -338,11 +338,7 @@ class Opener:
             ):
                 self._restart_store.leave(session.plan.base_id or str(session.run.id))
                 if self._earlier is not None:
-                    (record, reason), now = self._earlier, self._topology.world_size
-                    change = f" It had {record.world_size} ranks, and has {now} now." * (record.world_size != now)
-                    print_line(
-                        f"dist_wandb: continues the run {record.base_id} of an earlier start ({reason}).{change}"
-                    )
+                    print_line(self._earlier.announcement(self._topology.world_size))
             if not self.led_by_trainer:
                 session.announce()
                 registry.process_end.catch_sigterm()

@@ -119,6 +119,10 @@ class Earlier(NamedTuple):
     record: RestartRecord
     reason: str  # why it is continued, for messages
 
+    def announcement(self, ranks: int) -> str:
+        change = f" It had {self.record.world_size} ranks, and has {ranks} now." * (self.record.world_size != ranks)
+        return f"dist_wandb: continues the run {self.record.base_id} of an earlier start ({self.reason}).{change}"
+
 
 class RestartStore:
     """Finds the record of an earlier start of this job, and writes one for a later start. Coordinator only."""
