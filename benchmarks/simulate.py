@@ -170,7 +170,7 @@ def simulate(ranks: int, killed: Sequence[int] = (), late: Sequence[int] = ()) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JobStore, "find", staticmethod(job.find))
         for name in ("add", "remove"):  # a real rank has its own process
-            patch.setattr(registry, name, lambda _: None)
+            patch.setattr(registry, name, lambda *_: None)
         with simulated(job.world):
             return job.play()
 

@@ -115,7 +115,7 @@ class StoreConnection:
     ) -> None:
         self.root = store
         self.descriptor: int | None = None  # of the socket, if this is a duplicate with a connection of its own
-        self._rank = rank
+        self._rank, self._pid = rank, os.getpid()
         self._timeout = timeout  # for other ranks, in seconds
         self._caller = caller or TimedCaller(max(timeout, _LEAST_PATIENCE))
         self._quick_caller = TimedCaller(_QUICK_TIMEOUT)
@@ -126,6 +126,8 @@ class StoreConnection:
         import torch.distributed as dist
 
         try:
+            if not self._gone and os.getpid() != self._pid:  # two processes would read each other's answers
+                self._gone.append(RuntimeError("this process is a fork, which has none of its own"))
             if not self._gone and self.descriptor is not None and is_hung_up(self.descriptor):
                 self._gone.append(RuntimeError("it has closed the connection"))
             if self._gone:  # it never returns, and torch would write a stack trace each time

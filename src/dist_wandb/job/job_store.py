@@ -203,32 +203,27 @@ class SharedList:
         return list(new.values())
 
 
-class RankValues:
-    """One rank's access to the values of all ranks. Only one rank should read them, and publish a summary."""
-
-    def __init__(self, job_store: JobStore, key: str) -> None:
-        self._job_store = job_store
-        self._key = key
-        self._published = SharedList(job_store, key)
+class RankValues(SharedList):
+    """The list of one value from each rank. Only one rank should read them, and publish a summary."""
 
     def publish(self, value: Any) -> bool:
         """Publish the value of this rank; return whether it is the last one."""
-        topology = self._job_store.topology
-        return self._published.append_one_of([topology.global_rank, value], topology.world_size)
+        topology = self._keys.topology
+        return self.append_one_of([topology.global_rank, value], topology.world_size)
 
     def read(self) -> dict[int, Any]:
-        self._published.read_new()
-        return dict(self._published.values)
+        self.read_new()
+        return dict(self.values)
 
     def try_get_all(self, within: float) -> list[Any] | None:
         """Return the values of all ranks, ordered by rank; `None` if some are missing after `within` seconds."""
-        world_size = self._job_store.topology.world_size
+        world_size = self._keys.topology.world_size
         poll(lambda: len(self.read()) >= world_size or None, within, LONGEST_PAUSE)
-        values = dict(self._published.values)
+        values = dict(self.values)
         return [values[rank] for rank in range(world_size)] if len(values) >= world_size else None
 
     def missing(self) -> list[int]:
-        return sorted(set(range(self._job_store.topology.world_size)) - dict(self._published.values).keys())
+        return sorted(set(range(self._keys.topology.world_size)) - dict(self.values).keys())
 
 
 def not_of_a_rank(what: str, message: object, topology: Topology) -> RendezvousError:

@@ -102,8 +102,8 @@ class Intake:
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool = True
     ) -> None:
         """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
-        if self._own.elsewhere.takes_all:
-            self._own.elsewhere.take(metrics)
+        if self._own.takes_all:
+            self._own.take(metrics)
             return
         rank = self._link.topology.global_rank
         if type(metrics) is not dict or not self._names.issuperset(metrics):

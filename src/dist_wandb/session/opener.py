@@ -303,9 +303,9 @@ class Opener:
         if self._topology.is_unconnected:  # reads get what this rank was given, as on rank 0
             run_id = requested.run_id(self._arguments)
             metadata = run_metadata.as_requested(self._arguments, run_id, is_offline=False)
-            config_sync.own.follower.metadata = metadata
+            config_sync.metadata = metadata
             config_sync.close()
-        own = OwnRun(run, link, opening, config_sync, is_owned=is_owned, step_metric=step_metric, attached=attached)
+        own = OwnRun(run, link, opening, config_sync, attached, is_owned, step_metric)
         return Session(link, own, config_sync, self._restart_store, first_row=first_row)
 
     def _first_row(self, run: AnyRun, axis: str) -> int:
@@ -338,7 +338,7 @@ class Opener:
             ):
                 self._restart_store.leave(session.plan.base_id or str(session.run.id))
                 if self._earlier is not None:
-                    print_line(restart.announcement(self._earlier, self._topology))
+                    print_line(self._earlier.announcement(self._topology.world_size))
             if not self.led_by_trainer:
                 session.announce()
                 registry.process_end.catch_sigterm()

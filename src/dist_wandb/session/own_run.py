@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,6 @@ from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
-from dist_wandb.session.config.comparison import Connection
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask
 from dist_wandb.session.job_link import JobLink
@@ -53,40 +52,37 @@ _FETCHING = ("use_artifact", "use_model")
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
+@dataclass(eq=False, repr=False)
 class OwnRun:
-    """The run that this rank writes into, or a `NullRun`."""
+    """The run that this rank writes into, or a `NullRun`; on a rank without one, what is done instead."""
 
-    def __init__(
-        self,
-        run: AnyRun,
-        link: JobLink,
-        opening: Opening,  # to publish the run, and to reopen it if wandb's own process dies
-        config_sync: ConfigSync,
-        *,
-        is_owned: bool,  # whether the session may end the run: not if it was open before
-        step_metric: str | None,  # the x axis
-        attached: AnyRun,  # the unit's run, if this rank only records the hardware of its node in it
-    ) -> None:
-        self.is_owned = is_owned
-        self.summary: SummaryWrites = SummaryWrites(step_metric)
-        self._link = link
-        self.opening: Opening = opening
-        self._config_sync = config_sync
-        self._attached = attached
-        is_disabled = requested.mode_if_given(opening.arguments) == "disabled"
-        takes_all = is_disabled or (bool(run) and getattr(run, "disabled", None) is True)  # not for a mock
-        self.step_metric: str | None = step_metric
-        # whether the x axis is the one that this package defines and counts rows on
-        self.has_our_axis: bool = step_metric == STEP_METRIC
-        self.elsewhere: Elsewhere = Elsewhere(link, config_sync.connection, lambda: self.run, takes_all=takes_all)
-        self._axes = Axes() if is_owned and self.has_our_axis else None
-        rank = link.topology.global_rank
-        self._record = record.Record(run, rank, self._reopen, self.summary.logged.paths, self._axes)
-        self.writer: RunWriter = RunWriter(self._record, link.plan, step_metric, rank)
+    opened: InitVar[AnyRun]
+    _link: JobLink
+    opening: Opening  # to publish the run, and to reopen it if wandb's own process dies
+    _config_sync: ConfigSync
+    _attached: AnyRun  # the unit's run, if this rank only records the hardware of its node in it
+    is_owned: bool  # whether the session may end the run: not if it was open before
+    step_metric: str | None  # the x axis
+
+    def __post_init__(self, opened: AnyRun) -> None:
+        is_disabled = requested.mode_if_given(self.opening.arguments) == "disabled"
+        # Whether it takes all that is logged, as wandb's disabled run; not a mock.
+        self.takes_all: bool = is_disabled or (bool(opened) and getattr(opened, "disabled", None) is True)
+        # Whether the x axis is the one that this package defines and counts rows on.
+        self.has_our_axis: bool = self.step_metric == STEP_METRIC
+        self.summary: SummaryWrites = SummaryWrites(self.step_metric)
+        self._list: SharedList | None = None  # of alerts, once it is used
+        self._alerts: Counter[tuple[str, str, str]] = Counter()  # of this rank
+        self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
+        self._published = 0.0  # as of the last `deliver`
+        self._axes = Axes() if self.is_owned and self.has_our_axis else None
+        link, rank = self._link, self._link.topology.global_rank
+        self._record = record.Record(opened, rank, self._reopen, self.summary.logged.paths, self._axes)
+        self.writer: RunWriter = RunWriter(self._record, link.plan, self.step_metric, rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
-        config_sync.own.replace_run = self._record.replace
-        config_sync.attach(run, link.plan, link.unit.name)
+        self._config_sync.own.replace_run = self._record.replace
+        self._config_sync.attach(opened, link.plan, link.unit.name)
 
     @property
     def run(self) -> AnyRun:
@@ -126,10 +122,10 @@ class OwnRun:
                     self.writer.write({}, None)
                 finish_run(*args, **kwargs)
 
-            rows = {} if run and self.elsewhere.takes_all else {"log": interception.logs_first(log)}
+            rows = {} if run and self.takes_all else {"log": interception.logs_first(log)}
             its_block = {wandb_private.FINISH: finish_first} if run else {}
             handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, **rows, **its_block}
-            handlers |= {"define_metric": partial(self._define, run, intake), **self.elsewhere.handlers(run, intake)}
+            handlers |= {"define_metric": partial(self._define, run, intake), **self._elsewhere(run, intake)}
             module = sys.modules.get("wandb")
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
@@ -210,28 +206,14 @@ class OwnRun:
         registry.process_end.register()  # so that it runs before the end of wandb's new process
         return run
 
-
-class Elsewhere:
-    """Handles calls on a rank without a run, and on the primary the alerts of such ranks."""
-
-    def __init__(self, link: JobLink, connection: Connection, run: Callable[[], AnyRun], *, takes_all: bool) -> None:
-        self._link = link
-        self._connection = connection  # not the training's, which must not wait behind a read
-        self._run = run
-        self.takes_all: bool = takes_all  # that is logged, as wandb's disabled run
-        self._list: SharedList | None = None  # of alerts, once it is used
-        self._seen: Counter[tuple[str, str, str]] = Counter()  # alerts of this rank
-        self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
-        self._published = 0.0  # as of the last `deliver`
-
     def take(self, metrics: Mapping[str, Any]) -> None:
         """Give whatever was logged, also after the end, to the summary of a disabled run."""
-        run = self._run()
+        run = self.run
         take = run.summary.update if isinstance(run, NullRun) else interception.original(run, "log")
         take(dict(metrics))
 
-    def handlers(self, run: AnyRun, intake: Intake) -> dict[str, Callable[..., Any]]:
-        """Return handlers of a run's methods by name."""
+    def _elsewhere(self, run: AnyRun, intake: Intake) -> dict[str, Callable[..., Any]]:
+        """Return handlers of methods by name: of a rank without a run, and for such ranks."""
         if self.takes_all:
             return {}
         if not run:
@@ -248,7 +230,7 @@ class Elsewhere:
 
     def deliver(self, published: float = math.inf) -> None:
         """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
-        if published == self._published or self._link.plan.run_mode != "auto" or not self._run():
+        if published == self._published or self._link.plan.run_mode != "auto" or not self.run:
             return
         try:
             found = self._shared()
@@ -268,7 +250,7 @@ class Elsewhere:
             wait = alert.get("wait_duration")
             arguments = {"level": level or None, "wait_duration": wait if isinstance(wait, (int, float)) else None}
             try:
-                interception.original(self._run(), "alert")(title, text, **arguments)
+                interception.original(self.run, "alert")(title, text, **arguments)
             except Exception as error:  # noqa: BLE001  # must not affect the training
                 warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
 
@@ -287,20 +269,20 @@ class Elsewhere:
             raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
         # An alert of this rank as texts, with how often this rank has given it.
         key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
-        self._seen[key] += 1
-        if self._run():
-            if self._is_new((*key, self._seen[key])):
+        self._alerts[key] += 1
+        if self.run:
+            if self._is_new((*key, self._alerts[key])):
                 send(title, text, level, wait_duration)
             return
         wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
-        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._seen[key])
+        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._alerts[key])
         try:
             shared = self._shared()
             if shared is not None:
                 shared.append(alert)
-                self._connection.publications += 1
+                self._config_sync.connection.publications += 1
                 return
-            problem: object = "there is no store of the job, so call init_process_group first"
+            problem: object = "this process has no store of the job, as before init_process_group and in a fork"
         except RendezvousError as error:
             problem = error
         warn(
@@ -309,7 +291,7 @@ class Elsewhere:
         )
 
     def _shared(self) -> SharedList | None:
-        store = self._connection.store() if self._connection.is_usable else None
+        store = self._config_sync.connection.store() if self._config_sync.connection.is_usable else None
         if self._list is None and store is not None:
             self._list = SharedList(store, f"alerts/{run_key(self._link.plan)}")
         return self._list

@@ -119,6 +119,10 @@ class Earlier(NamedTuple):
     record: RestartRecord
     reason: str  # why it is continued, for messages
 
+    def announcement(self, ranks: int) -> str:
+        change = f" It had {self.record.world_size} ranks, and has {ranks} now." * (self.record.world_size != ranks)
+        return f"dist_wandb: continues the run {self.record.base_id} of an earlier start ({self.reason}).{change}"
+
 
 class RestartStore:
     """Finds the record of an earlier start of this job, and writes one for a later start. Coordinator only."""
@@ -287,12 +291,6 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
             "ranks need it, and have no way to agree on it yet. Call init_process_group first, or pass id= (the same "
             "at every start) with resume='allow', or set WANDB_RUN_ID."
         )
-
-
-def announcement(earlier: Earlier, topology: Topology) -> str:
-    before = earlier.record.world_size
-    change = "" if before == topology.world_size else f" It had {before} ranks, and has {topology.world_size} now."
-    return f"dist_wandb: continues the run {earlier.record.base_id} of an earlier start ({earlier.reason}).{change}"
 
 
 def next_row(run: AnyRun, init_arguments: Mapping[str, Any], axis: str) -> int:

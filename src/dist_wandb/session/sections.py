@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import elapsed, has_passed
@@ -50,12 +50,9 @@ def device_event() -> Event | None:
     return event
 
 
-class _Ended(NamedTuple):
-    """A section that has ended on the host."""
-
-    name: str | None  # `None` inside another section of the same name, which is counted instead
-    sign: int  # whether its time is added to the busy time (1), subtracted (-1), or neither (0)
-    duration: int  # nanoseconds of the host's clock
+# A section that has ended on the host: its name (`None` inside another section of the same name, which is counted
+# instead); whether its time is added to the busy time (1), subtracted (-1), or neither (0); its nanoseconds.
+_Ended: TypeAlias = tuple[str | None, int, int]
 
 
 class Section:
@@ -147,20 +144,19 @@ class Sections:
         kind = around[-1].waits if around else True
         sign = 0 if section.waits == kind else -1 if section.waits else 1
         is_again = any(outer.name == section.name for outer in around)
-        ended = _Ended(None if is_again else section.name, sign, now - began)
+        ended = None if is_again else section.name, sign, now - began
         if event is None:
-            self._add(ended, ended.duration)
+            self._add(*ended)
             return
         if len(self._waiting) == _MOST_WAITING:  # the device is far behind: use the host's time
-            first, *_ = self._waiting.popleft()
-            self._add(first, first.duration)
+            self._add(*self._waiting.popleft()[0])
         self._waiting.append((ended, event, self.event()))
 
-    def _add(self, ended: _Ended, duration: int) -> None:
+    def _add(self, name: str | None, sign: int, duration: int) -> None:
         with self._lock:
-            if ended.name is not None:
-                self._sums[ended.name] = self._sums.get(ended.name, 0) + duration
-            self._busy += ended.sign * duration
+            if name is not None:
+                self._sums[name] = self._sums.get(name, 0) + duration
+            self._busy += sign * duration
 
     def due_timings(self, names: Collection[str], step: int | None) -> dict[str, float]:
         """Return the timings to include in a row that logs `names`, in seconds; none if it should not include them."""
@@ -173,11 +169,11 @@ class Sections:
             self._recurring = next(iter(names), None)
         self._unmatched, self._step = 0, step
         while self._waiting:  # add the sections that the device has passed
-            ended, began, end = self._waiting[0]
+            (name, sign, duration), began, end = self._waiting[0]
             if end is not None and not (has_passed(began) and has_passed(end)):  # of other streams, perhaps
                 break
             on_device = 0 if end is None else int(elapsed(began, end) * 1e6)
-            self._add(ended, max(ended.duration, on_device))
+            self._add(name, sign, max(duration, on_device))
             self._waiting.popleft()
         now = self.clock()
         with self._lock:

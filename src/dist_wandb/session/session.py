@@ -191,7 +191,7 @@ class Session(AsRun):
     @contextmanager
     def unchanged_config(self) -> Iterator[Any]:
         """The config, without updates from other ranks inside the block: for writing names that are missing from it."""
-        with self._config_sync.refresh.undisturbed():
+        with self._config_sync.undisturbed():
             yield self.config
 
     def log(

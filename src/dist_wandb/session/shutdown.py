@@ -126,8 +126,8 @@ class Shutdown:
 
     def refresh(self, published: float) -> None:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
-        self._config_sync.refresh.in_background(published)
-        self._own.elsewhere.deliver(published)
+        self._config_sync.in_background(published)
+        self._own.deliver(published)
         if self._config_sync.has_run_ended and self._intake.phase is Phase.OPEN:
             self._intake.phase = Phase.DETACHED
             self._exchange.detach()
@@ -162,7 +162,7 @@ class Shutdown:
             self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
         finally:
             self._own.summary.act(math.inf)
-            self._own.elsewhere.deliver()
+            self._own.deliver()
             self._config_sync.close()
             passed_on()
             self._close(handed_over=True)

@@ -61,6 +61,15 @@ def test_published_values_are_fetched_unchanged(at: At, value: Any) -> None:
     assert at(1).wait_get("key", "rank 0") == value
 
 
+def test_a_fork_does_not_use_the_connection_of_its_parent(at: At) -> None:
+    """Both processes would read answers that are the other's, and hang."""
+    here = at(0)
+    here.publish("key", 1)
+    with patch.object(os, "getpid", return_value=-1), pytest.raises(RendezvousError, match="this process is a fork"):
+        here.publish("key", 2)
+    assert at(1).try_get("key") == 1
+
+
 @pytest.mark.parametrize("junk", ["junk", "{", "\x80", "[" * 200_000], ids=["text", "{", "\\x80", "deep"])
 def test_malformed_values_are_reported_with_their_key(at: At, store: dist.Store, junk: str) -> None:
     here, keys = at(0, 1), dist.PrefixStore("DistWandbLogger/1", store)
@@ -286,7 +295,7 @@ def test_one_rank_reports_the_missing_ranks_to_all(
     read = RankValues.read
 
     def read_and_note(self: RankValues) -> dict[int, Any]:
-        reads.append(self._job_store.topology.global_rank)
+        reads.append(self._keys.topology.global_rank)
         return read(self)
 
     def learn(number: int) -> str:

@@ -125,14 +125,6 @@ def test_rows_of_all_ranks_are_reduced(fake_wandb: FakeWandb, job: Job, on_ranks
     ]
 
 
-def test_wandb_log_is_replaced_on_ranks_without_a_run_until_the_session_ends(job: Job, on_ranks: OnRanks) -> None:
-    before = wandb.log
-    sessions = job(TWO)
-    assert wandb.log is not before
-    on_ranks(2, lambda rank: sessions[rank].finish())
-    assert wandb.log is before
-
-
 def test_the_users_own_run_on_a_rank_without_a_run_keeps_its_log(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO)
     mine = SimpleNamespace(log=lambda _: None)

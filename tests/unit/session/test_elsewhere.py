@@ -31,12 +31,6 @@ from dist_wandb.settings.options import Options
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 
 
-def test_an_alert_of_a_rank_without_a_run_reaches_the_run(job: Job, fake_wandb: FakeWandb) -> None:
-    sessions = job(THREE)
-    sessions[2].alert("NaN", "in the loss", AlertLevel.ERROR, timedelta(minutes=5))
-    eventually(lambda: fake_wandb.runs[0].alerts == [("NaN", "in the loss", "ERROR", 300.0)])
-
-
 def test_an_alert_of_all_ranks_is_sent_once_for_each_time(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
     sessions = job(THREE)
 
@@ -95,15 +89,15 @@ def test_an_alert_is_read_again_if_the_store_did_not_answer(
 ) -> None:
     monkeypatch.setattr(own_run, "SharedList", BusyList)
     sessions = job(THREE)
-    sessions[2].alert("NaN", "in the loss")
-    eventually(lambda: fake_wandb.runs[0].alerts == [("NaN", "in the loss", None, None)])
+    sessions[2].alert("NaN", "in the loss", AlertLevel.ERROR, timedelta(minutes=5))
+    eventually(lambda: fake_wandb.runs[0].alerts == [("NaN", "in the loss", "ERROR", 300.0)])
 
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_an_alert_without_a_store_is_said_not_to_reach_the_run(caplog: pytest.LogCaptureFixture) -> None:
     session = open_session(Options(), {"id": "exp"}, integration="test", topology=THREE[2])
     session.alert("NaN", "in the loss")
-    why = "did not reach the rank that has the run: there is no store of the job, so call init_process_group first."
+    why = "did not reach the rank that has the run: this process has no store of the job, as before init_process_group"
     assert f"the alert 'NaN' of rank 2 {why}" in caplog.text
 
 

@@ -85,12 +85,6 @@ def test_different_ids_per_rank_warn_and_give_one_job(job: Job) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_one_rank_prints_the_announcement(job: Job, capsys: pytest.CaptureFixture[str], mode: str) -> None:
-    job(TWO, run_mode=mode)
-    assert capsys.readouterr().err.count("dist_wandb: ") == 1
-
-
-@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 def test_ranks_without_a_known_layout_learn_it(job: Job, mode: str) -> None:
     unknown = [Topology(rank, None, None, 3, None, None) for rank in range(3)]
     sessions = job(unknown, run_mode=mode, rank_scope="worker")

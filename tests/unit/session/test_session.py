@@ -207,10 +207,8 @@ def test_an_uninitialised_session_raises_instead_of_recursing() -> None:
     [
         ({"run_mode": "share"}, "run_mode='share' is unknown. Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'"),
         ({"rank_scope": "node"}, "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
-        ({"reduce": "avg"}, "reduce='avg' is not a reduction."),
         ({"reduce": {"loss": "avg"}}, "reduce['loss']='avg' is not a reduction."),
         ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
-        ({"per_rank": 7}, "per_rank=7 is neither a bool nor name patterns."),
         ({"strict": "yes"}, "strict='yes' is neither True nor False. Pass one of them"),
         ({"limits": {"heartbeat": "x"}}, "heartbeat must be a positive number of seconds, got 'x'."),
         (

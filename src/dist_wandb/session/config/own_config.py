@@ -22,32 +22,20 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun, class_of
-from dist_wandb.session.config.comparison import (
-    OF_VERSION,
-    REFUSED,
-    Comparison,
-    Connection,
-    PublishedRun,
-    Version,
-    listed,
-)
-from dist_wandb.session.config.targets import Follower
+from dist_wandb.session.config.comparison import OF_VERSION, REFUSED, PublishedRun, Version, listed
 from dist_wandb.settings.config_values import MISSING, encoded, given_values, publishable, shown, without_secrets
 
 if TYPE_CHECKING:
-    from dist_wandb.session.config.sync import Refresh
+    from dist_wandb.session.config.sync import ConfigSync
 
 _GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, not among its values
 
 
 @dataclass(eq=False, repr=False)
 class OwnConfig:
-    """The config of this rank's own run: what the user writes into it, a `Follower` applies, and other ranks follow."""
+    """The config of this rank's own run: what the user writes into it, `ConfigSync` applies, and other ranks follow."""
 
-    _connection: Connection
-    _comparison: Comparison
-    refresh: Refresh
-    follower: Follower
+    sync: ConfigSync
     # Called if wandb's own process is lost; it must `attach` the replacement of the run.
     replace_run: Callable[[AnyRun, Exception], object] | None = None
 
@@ -90,16 +78,16 @@ class OwnConfig:
             return
         if self.is_due or not isinstance(self._config, _Guarded):
             self.is_due = False
-            self._last = publishable(given_values(self._config), self._comparison.given)
+            self._last = publishable(given_values(self._config), self.sync.comparison.given)
         values, withheld = self._last
         message = PublishedRun(
             values=values,
             withheld=withheld,
-            given=self._comparison.digests,
+            given=self.sync.comparison.digests,
             imposed=self._imposed,
             metadata=run_metadata.metadata_of(self._run),
         )
-        job_store = None if message == self._published else self._connection.store()
+        job_store = None if message == self._published else self.sync.connection.store()
         if job_store is None:
             return
         self._version["number"] += 1  # also if the store does not answer: it may have the message nevertheless
@@ -107,16 +95,16 @@ class OwnConfig:
             job_store.publish(key, message)
             job_store.publish(key + OF_VERSION, self._version)  # last, because it makes followers read the rest
         self._published = message
-        self._connection.publications += 1
+        self.sync.connection.publications += 1
 
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run. This remains, even if values are published later."""
-        job_store = self._connection.store() if self._keys and self._connection.is_usable else None
+        job_store = self.sync.connection.store() if self._keys and self.sync.connection.is_usable else None
         if job_store is not None:
             for key in self._keys:
                 job_store.publish(key + OF_VERSION, {**self._version, "is_over": True})
         self._version["is_over"] = True
-        self._connection.publications += 1
+        self.sync.connection.publications += 1
 
     def apply(self, _values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         here = given_values(self._config)
@@ -155,19 +143,19 @@ class OwnConfig:
         new = [name for name in refused if name not in self._refused]
         self._refused.update(new)
         listing = listed([repr(name) for name in new])
-        if new and self._connection.is_first(f"{REFUSED}/{listing}"):
+        if new and self.sync.connection.is_first(f"{REFUSED}/{listing}"):
             warn(
-                f"W&B cannot hold these values of the config on rank {self._connection.rank}, so their repr is "
+                f"W&B cannot hold these values of the config on rank {self.sync.connection.rank}, so their repr is "
                 f"written: {listing}. Pass text, numbers, lists and dicts.",
-                users_line() or self._comparison.opened_at,
+                users_line() or self.sync.comparison.opened_at,
             )
         return {**values, **{name: shown(values[name]) for name in refused}}
 
     def write(self, config: Any, given: Any, allow_val_change: bool | None) -> None:
         """Write the user's values; those that came from the primary may be changed."""
-        if self.follower.key is not None:
-            self.refresh(at_once=True)  # published values that are older
-        values = self._holdable(self.follower.allowed(given))
+        if self.sync.key is not None:
+            self.sync.refresh(at_once=True)  # published values that are older
+        values = self._holdable(self.sync.allowed(given))
         free = {name: value for name, value in values.items() if name in self._followed}
         rest = {name: value for name, value in values.items() if name not in free}
         try:
@@ -182,14 +170,14 @@ class OwnConfig:
                 self.replace_run(self._run, error)
             if self._config is not None:
                 _unguarded(self._config).update(values, allow_val_change=True)
-        if self.follower.own is not None:
-            self.follower.own.update(values)
+        if self.sync.own_names is not None:
+            self.sync.own_names.update(values)
         self._followed.difference_update(values)
         self.after_change()
 
     def after_change(self) -> None:
         self.is_due = True
-        self.refresh(at_once=True)
+        self.sync.refresh(at_once=True)
 
 
 class _Guarded:
@@ -208,7 +196,7 @@ class _Guarded:
         self._guard.write(self, d, allow_val_change)
 
     def setdefaults(self, d: Any) -> None:
-        with self._guard.refresh.undisturbed():
+        with self._guard.sync.undisturbed():
             values, config = given_values(d), _unguarded(self)
             self.update({name: values[name] for name in values if not config.__contains__(name)} if values else d)
 
@@ -249,10 +237,10 @@ class _Guarded:
     def _fresh(self, name: object = _GUARD) -> Any:
         """Refresh the config if another rank may have set it; at once if it lacks `name`, unless that is private."""
         guard, config = self._guard, _unguarded(self)
-        if guard.follower.key is not None:
-            guard.refresh()
+        if guard.sync.key is not None:
+            guard.sync.refresh()
             if not config.__contains__(name) and not str(name).startswith("_"):
-                guard.refresh(at_once=True)
+                guard.sync.refresh(at_once=True)
         return config
 
 

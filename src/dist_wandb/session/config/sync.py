@@ -3,8 +3,8 @@
 Only the job's store is used, through a separate connection. So no rank waits for one that may never come, with two
 exceptions: a rank that reads the config of a run which another rank opens, and ranks with ``config_sync="check"``.
 
-Parts: `Comparison` (the given configs), `Follower`, with an `OwnConfig` (which a primary also publishes, and which
-detects what users write) or a `LocalConfig` as its target, and `Refresh`, which updates all.
+Parts: `Comparison` (the given configs), `OwnConfig` (which a primary publishes, and which detects what users write), or
+`LocalConfig`; `ConfigSync`, which applies to either what it follows.
 
 A primary publishes its run's config and metadata as JSON whenever they have changed (including values of a sweep), with
 a version number, which is all that followers poll. Values are published at once rather than on request: the first
@@ -26,8 +26,8 @@ Secrets are never written to the store (`settings.config_values`).
 
 A refresh publishes what is new on this rank, once per heartbeat or at once, never twice at the same time. It may also
 poll the other ranks, a request to the job's store. A session's thread polls when the exchange reports that some rank
-has published something. Otherwise it polls, for messages from ranks of other units, when this rank has not polled for a
-pause that doubles from a heartbeat up to `_SELDOM`. A read refreshes and polls once per heartbeat, or at once for a
+has published something. Otherwise it polls, for messages from ranks of other units, when this rank has not polled for
+`_SELDOM`. A read refreshes and polls once per heartbeat, or at once for a
 missing name. `flush` and `finish` do so at once, for a second at most. `log` never does. If a unit has one rank, or
 with ``reduce=None``, there is no thread: then only reads, writes, `flush` and `finish` refresh.
 """
@@ -47,42 +47,83 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import briefly, interval
 from dist_wandb.notices import Notices
+from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import AnyRun, NullRun
-from dist_wandb.session.config.comparison import Comparison, Connection, PublishedRun, run_key
+from dist_wandb.session.config.comparison import OF_VERSION, Comparison, Connection, PublishedRun, Version, run_key
 from dist_wandb.session.config.own_config import OwnConfig
-from dist_wandb.session.config.targets import ConfigView, Follower, LocalConfig
-from dist_wandb.settings.config_values import MISSING, filled
+from dist_wandb.session.config.targets import ConfigView, LocalConfig
+from dist_wandb.settings.config_values import MISSING, filled, given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
 
 _log = logging.getLogger("dist_wandb")
 
 _PATIENCE = 1.0  # seconds that a write waits for a refresh by another thread
-_SELDOM = 10.0  # seconds between two polls, at most, unless the exchange reports something new
+_SELDOM = 10.0  # seconds after a poll until the session's thread polls, unless the exchange reports something new
 _CATCH_UP = 1.0  # seconds that `flush` and `finish` wait for the store
 
 
-class Refresh:
-    """Refreshes the config on this rank. Never waits for a rank, and raises nothing.
+class ConfigSync:
+    """One rank's end of the config: compares, publishes, follows and shows it. Arguments as for `Comparison`."""
 
-    `heartbeat` is in seconds, and longer than the exchange's if there are very many ranks. `update` publishes what is
-    new here and, if its argument says so, polls the other ranks and applies what they have published.
-    """
-
-    def __init__(self, connection: Connection, heartbeat: float, update: Callable[[bool], None]) -> None:
-        self._connection = connection
-        self._heartbeat = heartbeat
-        self._update = update
+    def __init__(self, options: Options, topology: Topology, config: object, run: Mapping[str, Any]) -> None:
+        self._checks_all = options.config_sync == "check" and topology.world_size > 1
+        self.connection: Connection = Connection(options.limits, topology)
+        self.comparison: Comparison = Comparison(options, self.connection, config, run)
+        self.own: OwnConfig = OwnConfig(self)
+        self._target: OwnConfig | LocalConfig | None = None
+        self._heartbeat = interval(options.limits.heartbeat, topology.world_size)
         self._lock = threading.RLock()
         self._is_busy = False  # reads and writes of the config by this thread do not start another refresh
         self._polled = -math.inf  # when this rank polled last, by the monotonic clock
         self._next_refresh = -math.inf  # of the session's thread
         self.published: float = 0.0  # how often any rank had published something when the session's thread polled last
-        self.pause: float = heartbeat  # seconds after a poll until that thread polls, unless something new is reported
         self._notices = Notices()
+        self.key: str | None = None  # under which the run that this rank follows is published, if it follows one
+        self.metadata: Mapping[str, Any] = {}  # of that run, as far as it is known
+        self._has_ended = False  # whether that run was found to be finished by its user
+        # Names whose values are this rank's own, as those that it was given. `None`: the followed values replace all.
+        self.own_names: set[str] | None = None
+        self._seen: dict[str, tuple[Any, str | None]] = {}  # what was published last: see `PublishedRun`
+        self._imposed: frozenset[str] = frozenset()  # see `PublishedRun`
+        self._version = 0
 
-    def __call__(self, *, at_once: bool = False) -> None:
-        """Refresh and poll, if it is time to: once per heartbeat, or `at_once`."""
+    def compare(self) -> None:
+        """Publish the given config. With ``config_sync="check"``, raise on all ranks if it is not the same."""
+        if self._checks_all:
+            self.comparison.check()
+        else:
+            self.refresh(at_once=True)
+
+    def completed(self, init_arguments: Mapping[str, Any], plan: RunPlan, unit: str) -> Mapping[str, Any]:
+        if plan.has_writers and not plan.primary:  # these get the config that the primary has published
+            run = self.connection.try_get(run_key(unit), PublishedRun)
+            if run is not None:
+                known = filled(run["values"], run["withheld"], self.comparison.given)
+                config = {name: value for name, value in known.items() if value is not MISSING}
+                init_arguments = {**init_arguments, "config": config}
+        return self.own.writable(init_arguments)
+
+    def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
+        """Publish, follow or show the config of a run, depending on this rank's part; or continue with another run."""
+        is_coordinator = self.connection.topology.is_coordinator
+        if self._target is None:
+            self.key = None if is_coordinator else run_key("" if plan.announces else unit)
+            self.own_names = set(self.comparison.given) if plan.announces or plan.run_mode == "new" else None
+        if isinstance(run, NullRun):
+            self._target = LocalConfig(self)
+            run.show(config=ConfigView(self._target))
+            planned = plan if plan.base_id is not None else replace(plan, base_id=self.comparison.run.get("id"))
+            run.show_metadata(self._target.metadata, unit_run_id(planned))
+        else:
+            units = [unit] if plan.announces else []
+            units += [""] if is_coordinator and unit else []  # for the primaries of other units
+            self._target = self.own
+            self.own.attach(run, tuple(map(run_key, units)))
+        self.refresh(at_once=True)
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Refresh and poll, if it is time to: once per heartbeat, or `at_once`. Waits for no rank; raises nothing."""
         if at_once or time.monotonic() >= self._polled + self._heartbeat:
             self._refresh(_PATIENCE if at_once else 0.0, polls=True)
 
@@ -94,31 +135,30 @@ class Refresh:
         now, is_news = time.monotonic(), published != self.published
         if not is_news and now < self._next_refresh:
             return
-        polls = is_news or now >= self._polled + self.pause
+        polls = is_news or now >= self._polled + max(self._heartbeat, _SELDOM)
         if not self._refresh(0.0, polls=polls):
             return
         self._next_refresh = now + self._heartbeat
         if polls:
-            longer = min(2 * self.pause, max(self._heartbeat, _SELDOM))
-            self.published, self.pause = published, self._heartbeat if is_news else longer
+            self.published = published
 
     def _refresh(self, patience: float, *, polls: bool) -> bool:
         """Refresh, unless another thread does so for longer than `patience` seconds. Return whether this one could."""
-        if not self._connection.is_usable or not self._lock.acquire(timeout=patience):
+        if not self.connection.is_usable or not self._lock.acquire(timeout=patience):
             return False
         was_busy, self._is_busy = self._is_busy, True
         try:
             if not was_busy:
                 if polls:
                     self._polled = time.monotonic()
-                self._update(polls)
+                self.update(polls)
         except RendezvousError as error:  # the store is gone, usually because the job has ended
-            _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)
+            _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self.connection.rank, error)
         except ConfigurationError as error:  # another rank's message cannot be read
-            self._notices.warn("malformed", f"rank {self._connection.rank} cannot follow the config: {error}")
+            self._notices.warn("malformed", f"rank {self.connection.rank} cannot follow the config: {error}")
         except Exception:  # noqa: BLE001  # must not affect the training
             if self._notices.is_first("failed"):
-                _log.exception("dist_wandb: rank %d could not bring its config up to date", self._connection.rank)
+                _log.exception("dist_wandb: rank %d could not bring its config up to date", self.connection.rank)
         finally:
             self._is_busy = was_busy
             self._lock.release()
@@ -127,7 +167,7 @@ class Refresh:
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Refresh before and after the block, but not inside it, because what is written depends on what was read."""
-        self(at_once=True)
+        self.refresh(at_once=True)
         if self._lock.acquire(timeout=_PATIENCE):
             was_busy, self._is_busy = self._is_busy, True
             try:
@@ -135,65 +175,49 @@ class Refresh:
             finally:
                 self._is_busy = was_busy
                 self._lock.release()
-            self(at_once=True)
+            self.refresh(at_once=True)
         else:  # another thread waits for a stalled store
             yield
 
-
-class ConfigSync:
-    """One rank's end of the config sync. Arguments as for `Comparison`."""
-
-    def __init__(self, options: Options, topology: Topology, config: object, run: Mapping[str, Any]) -> None:
-        self._checks_all = options.config_sync == "check" and topology.world_size > 1
-        self.connection: Connection = Connection(options.limits, topology)
-        self._comparison = Comparison(options, self.connection, config, run)
-        heartbeat = interval(options.limits.heartbeat, topology.world_size)
-        self.refresh: Refresh = Refresh(self.connection, heartbeat, self._update)
-        self._follower = Follower(self.connection, self._comparison)
-        self.own: OwnConfig = OwnConfig(self.connection, self._comparison, self.refresh, self._follower)
-        self._target: OwnConfig | LocalConfig | None = None
-
-    def compare(self) -> None:
-        """Publish the given config. With ``config_sync="check"``, raise on all ranks if it is not the same."""
-        if self._checks_all:
-            self._comparison.check()
-        else:
-            self.refresh(at_once=True)
-
-    def completed(self, init_arguments: Mapping[str, Any], plan: RunPlan, unit: str) -> Mapping[str, Any]:
-        if plan.has_writers and not plan.primary:  # these get the config that the primary has published
-            run = self.connection.try_get(run_key(unit), PublishedRun)
-            if run is not None:
-                known = filled(run["values"], run["withheld"], self._comparison.given)
-                config = {name: value for name, value in known.items() if value is not MISSING}
-                init_arguments = {**init_arguments, "config": config}
-        return self.own.writable(init_arguments)
-
-    def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
-        """Publish, follow or show the config of a run, depending on this rank's part; or continue with another run."""
-        is_coordinator = self.connection.topology.is_coordinator
-        if self._target is None:
-            self._follower.key = None if is_coordinator else run_key("" if plan.announces else unit)
-            self._follower.own = set(self._comparison.given) if plan.announces or plan.run_mode == "new" else None
-        if isinstance(run, NullRun):
-            self._target = LocalConfig(self.refresh, self._follower, self._comparison, self.connection)
-            run.show(config=ConfigView(self._target))
-            planned = plan if plan.base_id is not None else replace(plan, base_id=self._comparison.run.get("id"))
-            run.show_metadata(self._target.metadata, unit_run_id(planned))
-        else:
-            units = [unit] if plan.announces else []
-            units += [""] if is_coordinator and unit else []  # for the primaries of other units
-            self._target = self.own
-            self.own.attach(run, tuple(map(run_key, units)))
-        self.refresh(at_once=True)
-
-    def _update(self, polls: bool) -> None:
-        self._comparison.publish_given()
+    def update(self, polls: bool) -> None:
+        """Publish what is new here; if it `polls`, apply what other ranks have published."""
+        self.comparison.publish_given()
         if polls:
-            self._comparison.compare()
-            if self._target is not None:
-                self._follower.follow(self._target)
+            self.comparison.compare()
+            if self._target is not None and self.key is not None:
+                self._follow(self._target, self.key)
         self.own.publish()
+
+    def _follow(self, target: OwnConfig | LocalConfig, key: str) -> None:
+        version = self.connection.try_get(key + OF_VERSION, Version)
+        if version is None:
+            return
+        self._has_ended = self._has_ended or version["is_over"]
+        run = None if version["number"] == self._version else self.connection.try_get(key, PublishedRun)
+        if run is None:
+            return
+        values, withheld = run["values"], run["withheld"]
+        if not self.is_known and self.own_names is not None:
+            given = run["given"]
+            self.own_names -= {name for name, digest in self.comparison.digests.items() if given.get(name) == digest}
+            self.own_names |= set() if isinstance(target, LocalConfig) else target.names_of_earlier_starts(values)
+        self._imposed = frozenset(run["imposed"])
+        kept = (self.own_names or set()) - self._imposed
+        seen, self._seen = self._seen, {name: (value, withheld.get(name)) for name, value in values.items()}
+        changed = {name: values[name] for name in values if name not in kept and seen.get(name) != self._seen[name]}
+        new = filled(changed, withheld, self.comparison.given)
+        self._version = version["number"]
+        self.metadata = run_metadata.from_json(run["metadata"])
+        target.apply(values, new)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the run that this rank follows is known."""
+        return self._version > 0
+
+    def allowed(self, given: object) -> dict[str, Any]:
+        """Return the values that the script may set: as with wandb, none of a sweep's."""
+        return {name: value for name, value in given_values(given).items() if name not in self._imposed}
 
     def continue_in(self, run: Callable[[], AnyRun]) -> dict[str, Any]:
         """Answer, on a rank without a run, from the run of another session; return what was written on this rank."""
@@ -209,7 +233,7 @@ class ConfigSync:
             briefly(lambda: self.refresh(at_once=True), None, _CATCH_UP)
 
     def known(self) -> dict[str, Any]:
-        return dict(self._comparison.given) if self._target is None else self._target.known()
+        return dict(self.comparison.given) if self._target is None else self._target.known()
 
     def expect(self, values: Mapping[str, Any]) -> None:
         """Warn if a rank without a run, which has used these values already, gets other ones from the primary."""
@@ -219,7 +243,7 @@ class ConfigSync:
     @property
     def has_run_ended(self) -> bool:
         """Whether this rank has no run, and the user was found to have finished the run that it logs to."""
-        return isinstance(self._target, LocalConfig) and self._follower.has_ended
+        return isinstance(self._target, LocalConfig) and self._has_ended
 
     def close(self) -> None:
         self.connection.close()

@@ -1,4 +1,4 @@
-"""The config of a run that another rank has opened: how it is followed, and what users read and write without a run."""
+"""The config of a run that another rank has opened: what users read and write without a run."""
 
 from __future__ import annotations
 
@@ -10,79 +10,18 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices, users_line, warn
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.runs.null_run import AnyRun, NullRun, class_of
-from dist_wandb.session.config.comparison import (
-    OF_VERSION,
-    Comparison,
-    Connection,
-    PublishedRun,
-    Version,
-    differs_by_rank,
-)
-from dist_wandb.settings.config_values import MISSING, ConfigCopy, Known, decoded, encoded, filled, given_values, shown
+from dist_wandb.session.config.comparison import OF_VERSION, differs_by_rank
+from dist_wandb.settings.config_values import MISSING, ConfigCopy, Known, decoded, encoded, given_values, shown
 
 if TYPE_CHECKING:
-    from dist_wandb.session.config.own_config import OwnConfig
-    from dist_wandb.session.config.sync import Refresh
-
-
-class Follower:
-    """Follows the run of a primary, once `key` is set."""
-
-    def __init__(self, connection: Connection, comparison: Comparison) -> None:
-        self.key: str | None = None  # under which that run is published; `None` on a rank that follows no run
-        self.has_ended: bool = False  # whether that run was found to be finished by its user
-        self.metadata: Mapping[str, Any] = {}  # of that run, as far as it is known
-        self._connection = connection
-        self._comparison = comparison
-        # Names whose values are this rank's own, as those that it was given. `None`: the followed values replace all.
-        self.own: set[str] | None = None
-        self._seen: dict[str, tuple[Any, str | None]] = {}  # what was published last: see `PublishedRun`
-        self._imposed: frozenset[str] = frozenset()  # see `PublishedRun`
-        self._version = 0
-
-    @property
-    def is_known(self) -> bool:
-        return self._version > 0
-
-    def follow(self, target: OwnConfig | LocalConfig) -> None:
-        if self.key is None:
-            return
-        version = self._connection.try_get(self.key + OF_VERSION, Version)
-        if version is None:
-            return
-        self.has_ended = self.has_ended or version["is_over"]
-        if version["number"] == self._version:
-            return
-        run = self._connection.try_get(self.key, PublishedRun)
-        if run is None:
-            return
-        values, withheld = run["values"], run["withheld"]
-        if not self.is_known and self.own is not None:
-            given = run["given"]
-            self.own -= {name for name, digest in self._comparison.digests.items() if given.get(name) == digest}
-            self.own |= set() if isinstance(target, LocalConfig) else target.names_of_earlier_starts(values)
-        self._imposed = frozenset(run["imposed"])
-        kept = (self.own or set()) - self._imposed
-        seen, self._seen = self._seen, {name: (value, withheld.get(name)) for name, value in values.items()}
-        changed = {name: values[name] for name in values if name not in kept and seen.get(name) != self._seen[name]}
-        new = filled(changed, withheld, self._comparison.given)
-        self._version = version["number"]
-        self.metadata = run_metadata.from_json(run["metadata"])
-        target.apply(values, new)
-
-    def allowed(self, given: object) -> dict[str, Any]:
-        """Return the values that the script may set: as with wandb, none of a sweep's."""
-        return {name: value for name, value in given_values(given).items() if name not in self._imposed}
+    from dist_wandb.session.config.sync import ConfigSync
 
 
 class LocalConfig:
     """The config of the primary's run on a rank without a run. The first read waits for the primary."""
 
-    def __init__(self, refresh: Refresh, follower: Follower, comparison: Comparison, connection: Connection) -> None:
-        self._refresh = refresh
-        self._follower = follower
-        self._comparison = comparison
-        self._connection = connection
+    def __init__(self, sync: ConfigSync) -> None:
+        self._sync = sync
         self._shown = Known()
         self._written: set[str] = set()  # names that were written on this rank
         self._has_waited = False
@@ -103,7 +42,7 @@ class LocalConfig:
     def expect(self, values: Mapping[str, Any]) -> None:
         """Compare values that this rank has used with those of the primary, now or once they are published."""
         self._used.update(values)
-        if self._follower.is_known:
+        if self._sync.is_known:
             self._compare_used()
 
     def _compare_used(self) -> None:
@@ -113,9 +52,10 @@ class LocalConfig:
         if differing:
             texts = ", ".join(f"{name!r} ({shown(used[name])}, {shown(self._shown[name])} there)" for name in differing)
             warn(
-                f"Rank {self._connection.rank} read the config before the processes of the job were started, and the "
-                f"run has other values now: {texts}. The ranks may train differently. Give all ranks the same config.",
-                self._comparison.opened_at,
+                f"Rank {self._sync.connection.rank} read the config before the processes of the job were started, and "
+                f"the run has other values now: {texts}. The ranks may train differently. Give all ranks the same "
+                "config.",
+                self._sync.comparison.opened_at,
                 may_raise=False,
             )
 
@@ -125,14 +65,14 @@ class LocalConfig:
             self._wait()
         if self.following is not None:
             return {**given_values(self.following().config), **self.written()}
-        self._refresh(at_once=self._follower.is_known and name is not None and name not in self._shown)
-        return self._shown if self._follower.is_known else Known(self.known())
+        self._sync.refresh(at_once=self._sync.is_known and name is not None and name not in self._shown)
+        return self._shown if self._sync.is_known else Known(self.known())
 
     def written(self) -> dict[str, Any]:
         return {name: self._shown[name] for name in self._written if name in self._shown}
 
     def known(self) -> dict[str, Any]:
-        return dict(self._shown) if self._follower.is_known else {**self._comparison.given, **self._shown}
+        return dict(self._shown) if self._sync.is_known else {**self._sync.comparison.given, **self._shown}
 
     def metadata(self) -> Mapping[str, Any]:
         """Return the metadata of the primary's run, by attribute of `wandb.Run`; none if it is not known in time."""
@@ -140,22 +80,22 @@ class LocalConfig:
         if self.following is not None:
             run = self.following()
             return run.metadata() if isinstance(run, NullRun) else run_metadata.metadata_of(run)
-        self._refresh()
-        return self._follower.metadata
+        self._sync.refresh()
+        return self._sync.metadata
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Keep written values, as wandb shows them, on this rank only, until the primary publishes other ones."""
-        self._refresh(at_once=True)
+        self._sync.refresh(at_once=True)
         values = {name.strip("-"): value for name, value in values.items()}  # as wandb: `--lr` of docopt is `lr`
-        kept = {name: decoded(encoded(value)) for name, value in self._follower.allowed(values).items()}
+        kept = {name: decoded(encoded(value)) for name, value in self._sync.allowed(values).items()}
         self._shown.update(kept)
         self._written.update(kept)
 
     def _wait(self) -> None:
         """Wait for the primary to publish its run, once only; warn if it does not."""
-        key, connection = self._follower.key, self._connection
+        key, connection = self._sync.key, self._sync.connection
         is_over = self._has_waited or self.following is not None
-        if self._follower.is_known or is_over or key is None or not connection.is_usable:
+        if self._sync.is_known or is_over or key is None or not connection.is_usable:
             return
         why = "the job has no store yet through which its primary can be reached"
         with suppress(RendezvousError):
@@ -166,14 +106,14 @@ class LocalConfig:
                     connection.await_primary(lambda: job_store.has([key + OF_VERSION]))
                 finally:
                     self._has_waited = True
-                self._refresh(at_once=True)
-                if self._follower.is_known or self.following is not None:
+                self._sync.refresh(at_once=True)
+                if self._sync.is_known or self.following is not None:
                     return
         if self._notices.is_first("unknown"):
             warn(
                 f"The config of the run was read on rank {connection.rank}, but {why}. Until it does, rank "
                 f"{connection.rank} reads the values that it was given.",
-                users_line() or self._comparison.opened_at,
+                users_line() or self._sync.comparison.opened_at,
             )
 
 

@@ -138,16 +138,12 @@ class Stall(NamedTuple):
     stacks: str = ""
 
 
-def may_be_slow(answer: Answer, limit: float) -> bool:
-    """Return whether a rank has moved, so that the others may only be waiting for it."""
-    return answer.moves or answer.quiet < limit / 2
-
-
 def judge(answers: Iterable[Answer], seconds: float, limit: float, *, is_final: bool, more: str = "") -> Stall | None:
     """Say which rank stands where; `None` if nobody waits, one is debugged, or may be slow, unless this `is_final`."""
     answers = sorted(answers, key=lambda one: one.place.rank)
-    is_slow = any(may_be_slow(one, limit) or one.place.kind == "finished" for one in answers)
-    waits = any(one.at and not may_be_slow(one, limit) for one in answers)
+    moved = [one for one in answers if one.moves or one.quiet < limit / 2]  # the others may only be waiting for these
+    is_slow = bool(moved) or any(one.place.kind == "finished" for one in answers)
+    waits = any(one.at and one not in moved for one in answers)
     if not waits or any(one.is_debugged for one in answers) or (is_slow and not is_final):
         return None
     groups: dict[str, list[Answer]] = {}

@@ -19,13 +19,13 @@ import torch
 import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Colour, Job, Open, alike, reads, sync_of
 from fakes import FakeWandb
+from limits import Limit
 from processes import wait_until
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.model import Topology
-from dist_wandb.session.config import own_config
-from dist_wandb.session.config.sync import ConfigSync
+from dist_wandb.session.config import own_config, sync
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import encoded, given_values, publishable
 
@@ -211,19 +211,14 @@ def test_secondary_writers_send_later_values_of_the_primary_by_themselves(job: J
     assert len(fake_wandb.runs) == 2
 
 
-def poll_only_if_told(primary: ConfigSync, *others: ConfigSync) -> None:
-    """Let ranks ask for no news of the config, once they know of all, unless the exchange tells them that there is."""
-    wait_until(lambda: all(other.refresh.published == primary.connection.publications for other in others), within=20.0)
-    for other in others:
-        other.refresh.pause = math.inf
-
-
 @pytest.mark.parametrize("mode", ["auto", "shared"])
-def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str) -> None:
+def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str, limit: Limit) -> None:
+    limit(sync, _SELDOM=1000.0)
     sessions = job(THREE, alike({"lr": 0.1}), run_mode=mode)
     assert all(reads(session, {"lr": 0.1}) for session in sessions)
     configs: list[Any] = [session.run.config if session.run else None for session in sessions]
-    poll_only_if_told(*map(sync_of, sessions))
+    primary, *others = map(sync_of, sessions)
+    wait_until(lambda: all(other.published == primary.connection.publications for other in others), within=20.0)
     sessions[0].config.update({"steps": 7})
     for session, config in zip(sessions[1:], configs[1:], strict=True):  # without a read, which would refresh it
         if config is None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from config_jobs import TWO
 
-from dist_wandb.errors import RendezvousError
 from dist_wandb.session.config import sync
-from dist_wandb.session.config.sync import Refresh
+from dist_wandb.session.config.sync import ConfigSync
+from dist_wandb.settings.options import Limits, Options
 
 
-class Rank:
+class Rank(ConfigSync):
     """A rank's refreshes and polls, on a simulated clock.
 
     Args:
@@ -22,15 +22,14 @@ class Rank:
     """
 
     def __init__(self, heartbeat: float, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(Options(limits=Limits(heartbeat=heartbeat)), TWO[1], None, {})
         self.now = 100.0
         self.refreshes: list[float] = []
         self.polls: list[float] = []
         self.failure: Exception | None = None
-        connection: Any = type("Connection", (), {"is_usable": True, "rank": 1})
-        self.refresh = Refresh(connection, heartbeat, self._update)
         patch.setattr(sync, "time", SimpleNamespace(monotonic=lambda: self.now))
 
-    def _update(self, polls: bool) -> None:
+    def update(self, polls: bool) -> None:
         self.refreshes.append(self.now - 100.0)
         if polls:
             self.polls.append(self.now - 100.0)
@@ -40,7 +39,7 @@ class Rank:
     def idle(self, seconds: float, published: float, every: float = 1.0) -> None:
         """Run rounds without messages."""
         for _ in range(round(seconds / every)):
-            self.refresh.in_background(published)
+            self.in_background(published)
             self.now += every
 
 
@@ -49,23 +48,18 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     return Rank(1.0, monkeypatch)
 
 
-def test_a_rank_without_reports_of_news_polls_less_and_less_often(rank: Rank) -> None:
-    rank.idle(60, published=0.0)
-    assert rank.polls == [0, 2, 6, 14, 24, 34, 44, 54]
-    assert rank.refreshes == list(range(60))
-
-
-def test_a_report_of_news_makes_a_rank_poll_at_once(rank: Rank) -> None:
+def test_a_rank_without_reports_of_news_polls_seldom_and_else_at_once(rank: Rank) -> None:
     rank.idle(30, published=0.0)
-    before = len(rank.polls)
+    assert rank.polls == [0, 10, 20]
+    assert rank.refreshes == list(range(30))
     rank.now += 0.25  # not at the time of a heartbeat
-    rank.idle(6, published=1.0)
-    assert rank.polls[before:] == [30.25, 31.25, 33.25]
+    rank.idle(12, published=1.0)
+    assert rank.polls[3:] == [30.25, 40.25]
 
 
 def test_rounds_in_quick_succession_cause_no_further_polls(rank: Rank) -> None:
     rank.idle(3, published=1.0, every=0.125)
-    assert (rank.refreshes, rank.polls) == ([0, 1, 2], [0, 1])
+    assert (rank.refreshes, rank.polls) == ([0, 1, 2], [0])
 
 
 def test_a_reader_polls_once_per_heartbeat_whatever_the_thread_does(rank: Rank) -> None:
@@ -75,14 +69,6 @@ def test_a_reader_polls_once_per_heartbeat_whatever_the_thread_does(rank: Rank) 
         rank.refresh()
         rank.now += 0.5
     assert rank.polls[before:] == [16, 17, 18, 19]
-
-
-def test_a_store_that_does_not_answer_is_polled_again_after_a_heartbeat(rank: Rank) -> None:
-    rank.idle(30, published=0.0)
-    rank.failure = RendezvousError("gone")
-    before = len(rank.polls)
-    rank.idle(2, published=1.0)
-    assert rank.polls[before:] == [30, 31]
 
 
 def test_an_error_of_the_config_does_not_end_the_thread(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,11 +83,11 @@ def test_an_error_of_the_config_does_not_end_the_thread(rank: Rank, caplog: pyte
 
 def test_a_report_that_comes_while_another_thread_writes_is_not_lost(rank: Rank) -> None:
     """The thread whose rounds other ranks wait for does not wait for it."""
-    rank.idle(30, published=0.0)
+    rank.idle(25, published=0.0)
     has_begun, is_over = threading.Event(), threading.Event()
 
     def write() -> None:
-        with rank.refresh.undisturbed():  # which polls before and after it
+        with rank.undisturbed():  # which polls before and after it
             has_begun.set()
             is_over.wait(60)
 
@@ -114,4 +100,4 @@ def test_a_report_that_comes_while_another_thread_writes_is_not_lost(rank: Rank)
     is_over.set()
     writing.join()
     rank.idle(1, published=1.0)
-    assert rank.polls[before:] == [31, 31]
+    assert rank.polls[before:] == [26, 26]
