@@ -192,7 +192,7 @@ def fake_wandb(
 
     module: Any = wandb
     module.init, module.setup, module.teardown = init, fake.setup, fake.teardown
-    module.log = module.define_metric = before_init
+    module.log = module.define_metric = module.alert = before_init
     for room, name, value in _OF_RANKS_AS_THREADS:
         monkeypatch.setattr(room, name, value)
     monkeypatch.chdir(tmp_path)

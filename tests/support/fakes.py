@@ -128,7 +128,7 @@ class FakeRun:
         self._is_finished = True
         module: Any = wandb
         if module.run is self:
-            module.run, module.log, module.define_metric = None, before_init, before_init
+            module.run, module.log, module.define_metric, module.alert = None, *[before_init] * 3
 
 
 def before_init(*_: Any, **__: Any) -> None:
@@ -172,7 +172,7 @@ class FakeWandb:
             self.runs.append(run)
             if self.sets_globals and arguments.get("reinit") != "create_new":
                 module: Any = wandb
-                module.run, module.log, module.define_metric = run, run.log, run.define_metric
+                module.run, module.log, module.define_metric, module.alert = run, run.log, run.define_metric, run.alert
             return run
 
     def teardown(self, exit_code: int | None = None) -> None:  # noqa: ARG002  # as wandb's

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "timed", "topology", "url")
-_MODULE_FUNCTIONS = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`
+_MODULE_FUNCTIONS = frozenset({"alert", "define_metric", "log"})  # module functions of wandb that act on `wandb.run`
 
 # Those that a rank without a run passes to its stand-in, besides `init`.
 _SERVED = (
@@ -135,8 +135,8 @@ def _found(owner: object, name: str) -> Interception | None:
 def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_current: bool = True) -> Callable[[], None]:
     """Call a session's handlers, by method name, when methods of its run are called directly; return what removes them.
 
-    Only the methods of this object are replaced, not those of its class. If ``wandb.run`` is this run, ``wandb.log``
-    and ``wandb.define_metric`` are replaced as well, unless wandb replaces them meanwhile. If this process has no run,
+    Only the methods of this object are replaced, not those of its class. If ``wandb.run`` is this run, wandb's `log`,
+    `define_metric` and `alert` are replaced as well, unless wandb replaces them meanwhile. If this process has no run,
     ``wandb.log`` is that of the run that `is_current`, such as an attached one; all names of wandb use a stand-in.
     """
     module, running = sys.modules.get("wandb"), running_run()

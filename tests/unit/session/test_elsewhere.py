@@ -45,6 +45,14 @@ def test_an_alert_of_all_ranks_is_sent_once_for_each_time(job: Job, fake_wandb: 
     assert sorted(fake_wandb.runs[0].alerts) == [("epoch", "done", None, None)] * 2 + [("mine", "", None, None)]
 
 
+def test_an_alert_of_wandbs_own_function_is_the_sessions(fake_wandb: FakeWandb) -> None:
+    """As a library calls it on all ranks; that of rank 0 was not known, so the run had both."""
+    fake_wandb.sets_globals = True
+    open_session(Options(), {"id": "exp"}, integration="test", topology=THREE[0])
+    with pytest.raises(ValueError, match="level must be one of"):
+        vars(wandb)["alert"]("NaN", "in the loss", level="bogus")
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_alert_that_wandb_refuses_is_refused_on_every_rank(job: Job, fake_wandb: FakeWandb, rank: int) -> None:
     """With the errors of wandb 0.31, each time."""
