@@ -13,7 +13,6 @@ the copy that was made when the metric was logged. A metric that raises an error
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments import NOT_SENT, Attachment, Contributions
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport import Group
-from dist_wandb.payloads.framing import frame, parsing, unframed
+from dist_wandb.payloads.framing import frame, unframed
 from dist_wandb.payloads.metric_merging import Form, Packed, Reduced, form_of, neutral
 from dist_wandb.payloads.metrics import Snapshot
 
@@ -70,8 +69,9 @@ class FusedMetrics(Attachment):
         import torch
 
         mine = [self._packed(key) for key in keys]
-        told = [None if one is None else one.form or () for one in mine]
-        cells = _agreed(group.tally(json.dumps([self._merges, told]).encode()), len(keys))
+        own = [(self._merges, one is not None, one and one.form) for one in mine]
+        told = self._told(group, own, _read_form)
+        cells = [_agreed(dict(zip(told, of_cell, strict=True))) for of_cell in zip(*told.values(), strict=True)]
         parts = list(map(self._part, keys, mine, cells))
         sums, maxima = (torch.cat(lane) for lane in zip(*(part[1:3] for part in parts), strict=True))
         if sums.numel():
@@ -160,22 +160,19 @@ class _Cell(NamedTuple):
         return self.form is None or self.form.has_blob
 
 
-def _agreed(told: Mapping[bytes, frozenset[int]], number: int) -> list[_Cell]:
-    """Return what all ranks have told of each cell; raise ConfigurationError, on all of them, if it is malformed."""
-    contributors, forms = [0] * number, [Counter[Form | None]() for _ in range(number)]
-    for text, ranks in told.items():
-        with parsing(text, "forms of metrics"):
-            merges, of_cells = json.loads(text)
-            for at, one in zip(range(number), of_cells, strict=True):
-                form = form_of(*one) if one else None
-                contributors[at] += len(ranks) * (one is not None)
-                if form is not None or merges:  # a rank that computes needs the states itself, or in full
-                    forms[at][form] += len(ranks)
-    cells = []
-    for ranks_of, of_cell in zip(contributors, forms, strict=True):
-        form, holders = next(iter(of_cell.items())) if len(of_cell) == 1 else (None, 0)
-        cells.append(_Cell(ranks_of, holders, form))
-    return cells
+def _read_form(merges: Any = False, is_given: Any = False, form: Any = None) -> tuple[bool, bool, Form | None]:
+    return bool(merges), bool(is_given), None if form is None else form_of(*form)
+
+
+def _agreed(told: Mapping[frozenset[int], tuple[bool, bool, Form | None]]) -> _Cell:
+    """Return what follows from what ranks tell of a cell: whether they merge it, have a part in it, and its form."""
+    contributors, forms = 0, Counter[Form | None]()
+    for ranks, (merges, is_given, form) in told.items():
+        contributors += len(ranks) * is_given
+        if form is not None or merges:  # a rank that computes needs states of its own, or those of all in full
+            forms[form] += len(ranks)
+    form, holders = next(iter(forms.items())) if len(forms) == 1 else (None, 0)
+    return _Cell(contributors, holders, form)
 
 
 def _columns(received: list[bytes], number: int) -> list[list[bytes]]:
