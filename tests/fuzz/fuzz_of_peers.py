@@ -1,4 +1,4 @@
-"""Messages from other ranks of the job: metric states, their forms, tables and images, pending cells, known names."""
+"""Messages from other ranks of the job: metric states, tables and images, pending cells, known names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.payloads.framing import decode, encode, framed, unframed
 from dist_wandb.payloads.gathers import Gathered, MergedTable, decoded, gathered, whole
-from dist_wandb.payloads.metric_merging import form_of, neutral
 from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.wandb_media import image
 
@@ -93,16 +92,6 @@ def _sent(value: Gathered) -> bytes:
     return value.encoded().as_bytes(3)
 
 
-def _forms() -> list[bytes]:
-    return [json.dumps(take_snapshot(metric).packed(1).form or ["", 0, 0, False]).encode() for metric in _metrics()]
-
-
-def _read_form(data: bytes) -> None:
-    form = form_of(*json.loads(data))
-    if form.sums + form.maxima < 2**16:
-        neutral(form)
-
-
 def _frames() -> Sequence[bytes]:
     return [framed(), framed(b"", b"a" * 9, b"\xff" * 3), framed(json.dumps([1]).encode(), framed(b"b"))]
 
@@ -154,7 +143,6 @@ TARGETS = (
     Target("blob", _read_blob, _blobs, (ConfigurationError,), _NUMBERS, examples=500, is_native=True),
     Target("table", _read_table, _tables, (ConfigurationError,)),
     Target("images", lambda data: decoded("images", data), _images, (ConfigurationError,)),
-    Target("form", _read_form, _forms, (ValueError, TypeError, RecursionError), (b"1e9", b"true", b"-1")),
     Target("offer", _read_offers, _offers, _ODD, (b"[[0,4],0,0,1,0,1,999999999]", b"1e9", b"[]", b"[0]")),
     Target("exchange_checkpoint", lambda data: Checkpoint.from_json(json.loads(data)), _checkpoints, _ODD),
     Target("snapshot", _read_snapshot, _snapshots, _ODD),

@@ -12,7 +12,6 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments import Contributions
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
-from dist_wandb.exchange.transport import members_of
 from dist_wandb.payloads.metrics import Snapshot, take_snapshot
 
 
@@ -27,15 +26,13 @@ def _key(name: str) -> Key:
 class Replayed:
     """A process group that calls each member again for every collective, with the results of earlier collectives.
 
-    Besides its own data, a member collects what was `sent`; `None`: more bytes than are accepted were announced. It is
-    also `told` this.
+    Besides its own data, a member collects what was `sent`; `None`: more bytes than are accepted were announced.
     """
 
-    def __init__(self, size: int, sent: Sequence[bytes] | None = (), told: Sequence[bytes] = ()) -> None:
+    def __init__(self, size: int, sent: Sequence[bytes] | None = ()) -> None:
         self.collectives: list[str] = []
         self._size = size
         self._sent = sent
-        self._told = told
         self._received: list[list[Any]] = []
         self._turn = 0
 
@@ -58,9 +55,12 @@ class Replayed:
         received = self._contribute("reduce", (sums.clone(), maxima.clone()))
         return torch.stack([one for one, _ in received]).sum(0), torch.stack([one for _, one in received]).amax(0)
 
-    def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
-        """See `Group.tally`."""
-        return members_of([*self._contribute("tally", data), *self._told])
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """See `Group.reduce`."""
+        summed, largest = self.reduce_tensors(
+            torch.tensor(sums, dtype=torch.float64), torch.tensor(maxima, dtype=torch.float64)
+        )
+        return summed.tolist(), largest.tolist()
 
     def collect(self, *data: bytes) -> list[bytes]:
         """See `Group.collect`; all members get the data."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.cells import natural
 from dist_wandb.payloads.framing import Bytes, dtype_of
 from dist_wandb.payloads.metric_states import IN_MAXIMA, IN_SUMS, State, is_a, is_stacked, reduction_of, separated
 
@@ -23,24 +22,16 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchmetrics import Metric
 
-_MOST_NUMBERS = 2**28  # maximum numbers of a logged value: 2 GiB, which all ranks exchange
 _MOMENTS = ("total", "mean_val", "var_val", "min_val", "max_val", "target_squared")
 
 
 class Form(NamedTuple):
     """What ranks tell each other of a layout."""
 
-    digest: str
+    digest: float  # an integer
     sums: int  # how many numbers there are
     maxima: int
     has_blob: bool
-
-
-def form_of(digest: Any, sums: Any, maxima: Any, has_blob: Any) -> Form:
-    """Check a received form."""
-    if type(digest) is not str or type(has_blob) is not bool or not natural(sums) + natural(maxima) <= _MOST_NUMBERS:
-        raise ValueError("it is no form of a metric's states, or has too many numbers")
-    return Form(digest, sums, maxima, has_blob)
 
 
 class Packed(NamedTuple):
@@ -88,7 +79,7 @@ class Layout:
         self.sum_sizes: list[int] = [len(nodes), *(one.numel for one in states if one.kind in IN_SUMS + IN_MAXIMA)]
         self.max_sizes: list[int] = [state.numel for state in states if state.kind in IN_MAXIMA]
         self.gathered: int = sum(state.kind not in IN_SUMS + IN_MAXIMA for state in states)
-        digest = hashlib.sha256(json.dumps(nodes).encode()).hexdigest()
+        digest = float(int.from_bytes(hashlib.sha256(json.dumps(nodes).encode()).digest()[:6], "little"))
         self.form = Form(digest, sum(self.sum_sizes), sum(self.max_sizes), self.gathered > 0)
 
 

@@ -19,20 +19,21 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, cast
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Key, Series, series_of
 from dist_wandb.exchange.transport import Group
 from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.cells import Part, natural
+from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.gathers import Encoded, Gathered, Kind, decoded, differ, fair, whole
 from dist_wandb.payloads.metrics import Snapshot
+from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
-_Told = TypeVar("_Told")
 ATTACHED = (Snapshot, Gathered)  # types of values that are attachments
 
 _MOST_WAITING = 128 * 2**20  # maximum bytes that wait on a rank for other ranks
@@ -144,23 +145,6 @@ class Attachment(ABC):
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         pass
 
-    def _told(
-        self, group: Group, own: Sequence[_Told], read: Callable[..., _Told]
-    ) -> dict[frozenset[int], list[_Told]]:
-        """Return what ranks tell each other of each cell, equal on all ranks; `read` checks it, or returns nothing."""
-        told: dict[frozenset[int], list[_Told]] = {}
-        for text, ranks in group.tally(json.dumps(own).encode()).items():
-            try:
-                told[ranks] = [read(*one) for _, one in zip(own, json.loads(text), strict=True)]
-            except (ValueError, TypeError, RecursionError):  # noqa: PERF203  # once for each different text
-                self._notices.warn(
-                    "told",
-                    f"a rank sent {len(text)} bytes that are no description of tables, images or metrics. What it has "
-                    "logged is left out. Install the same version of dist_wandb on all ranks.",
-                )
-                told[ranks] = [read()] * len(own)
-        return told
-
 
 class Attachments:
     """One rank's part in merging all attachments; for its methods, see `Attachment`."""
@@ -250,8 +234,8 @@ class FusedGathers(Attachment):
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         mine = [self._contributions.get(key) for key in keys]
-        told = self._told(group, [*map(_amount, mine)], _read_amount)
-        by_rank = {rank: of_cells for ranks, of_cells in told.items() for rank in ranks}
+        told = group.tally(json.dumps([*map(_amount, mine)]).encode())
+        by_rank = {rank: self._amounts(text, len(keys)) for text, ranks in told.items() for rank in ranks}
         amounts = [by_rank[rank] for rank in sorted(by_rank)]
         shares = [
             fair([count for count, _, _ in column], max(limit for *_, limit in column))
@@ -269,6 +253,22 @@ class FusedGathers(Attachment):
         elif self._merges:  # into a run of its own: the first rank's has the value
             for key, column in zip(keys, zip(*amounts, strict=True), strict=True):
                 self.values[key] = {}, sum(map(any, column))
+
+    def _amounts(self, text: bytes, number: int) -> list[list[int]]:
+        """Return a rank's amounts for each cell; zeros if they are malformed, with the same result on all ranks."""
+        try:
+            amounts = json.loads(text)
+            are_known = all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in chain(*amounts))
+            if are_known and [*map(len, amounts)] == [len(_amount(None))] * number:
+                return list(amounts)
+        except (ValueError, TypeError, RecursionError):
+            pass
+        self._notices.warn(
+            "amounts",
+            f"a rank sent {len(text)} bytes that are not amounts of tables and images. Its tables and images are left "
+            "out. Install the same version of dist_wandb on all ranks.",
+        )
+        return [[0, 0, 0]] * number
 
     def _apart(self, data: bytes, number: int) -> list[bytes]:
         try:
@@ -322,7 +322,3 @@ def _shares(parts: Sequence[Part]) -> str:
 def _amount(own: Encoded | None) -> tuple[int, int, int]:
     """Return a rank's number of items for a cell, their bytes, and its limit for the items of all ranks."""
     return (0, 0, 0) if own is None else (len(own.items), own.size, own.limit)
-
-
-def _read_amount(number: Any = 0, size: Any = 0, limit: Any = 0) -> tuple[int, int, int]:
-    return natural(number), natural(size), natural(limit)

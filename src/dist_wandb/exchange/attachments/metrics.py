@@ -13,20 +13,22 @@ the copy that was made when the metric was logged. A metric that raises an error
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments import NOT_SENT, Attachment, Contributions
 from dist_wandb.exchange.protocol.calls import Key, Series
+from dist_wandb.exchange.protocol.lanes import NOTHING
 from dist_wandb.exchange.transport import Group
 from dist_wandb.payloads.framing import frame, unframed
-from dist_wandb.payloads.metric_merging import Form, Packed, Reduced, form_of, neutral
+from dist_wandb.payloads.metric_merging import Form, Packed, Reduced, neutral
 from dist_wandb.payloads.metrics import Snapshot
 
 _METRIC = "metric"
 _NOT_LOGGED = "of metrics that it had not logged"  # why a value is lost, on the rank that computes them
+_MOST_NUMBERS = 2**28  # maximum numbers of a logged value: 2 GiB, which all ranks exchange
 _MOST_NOT_LOGGED = 10_000  # cells of which it is kept that their loss was counted
 
 
@@ -69,9 +71,10 @@ class FusedMetrics(Attachment):
         import torch
 
         mine = [self._packed(key) for key in keys]
-        own = [(self._merges, one is not None, one and one.form) for one in mine]
-        told = self._told(group, own, _read_form)
-        cells = [_agreed(dict(zip(told, of_cell, strict=True))) for of_cell in zip(*told.values(), strict=True)]
+        heads = [_head(one, merges=self._merges) for one in mine]
+        told = group.reduce(list(chain(*(head[0] for head in heads))), list(chain(*(head[1] for head in heads))))
+        lanes = (zip(*[iter(numbers)] * size, strict=True) for numbers, size in zip(told, (3, 5), strict=True))
+        cells = [_agreed(*sums, *maxima) for sums, maxima in zip(*lanes, strict=True)]
         parts = list(map(self._part, keys, mine, cells))
         sums, maxima = (torch.cat(lane) for lane in zip(*(part[1:3] for part in parts), strict=True))
         if sums.numel():
@@ -100,7 +103,7 @@ class FusedMetrics(Attachment):
 
     def _part(self, key: Key, own: Packed | None, cell: _Cell) -> Packed:
         """Return what this rank sends of a cell."""
-        if own is None or (own.form is None and cell.form is not None):
+        if own is None or (cell.form is not None and own.form != cell.form):
             return neutral(cell.form)
         if own.form == cell.form:
             return own
@@ -160,19 +163,20 @@ class _Cell(NamedTuple):
         return self.form is None or self.form.has_blob
 
 
-def _read_form(merges: Any = False, is_given: Any = False, form: Any = None) -> tuple[bool, bool, Form | None]:
-    return bool(merges), bool(is_given), None if form is None else form_of(*form)
+def _head(own: Packed | None, *, merges: bool) -> tuple[list[float], list[float]]:
+    """Return what a rank tells the others of a cell: numbers to sum, and numbers whose maximum is taken."""
+    form = None if own is None else own.form
+    sums = [float(own is not None), float(form is not None), float(merges and form is None)]
+    if form is None:
+        return sums, [NOTHING] * 5
+    return sums, [form.digest, -form.digest, form.sums, form.maxima, form.has_blob]
 
 
-def _agreed(told: Mapping[frozenset[int], tuple[bool, bool, Form | None]]) -> _Cell:
-    """Return what follows from what ranks tell of a cell: whether they merge it, have a part in it, and its form."""
-    contributors, forms = 0, Counter[Form | None]()
-    for ranks, (merges, is_given, form) in told.items():
-        contributors += len(ranks) * is_given
-        if form is not None or merges:  # a rank that computes needs states of its own, or those of all in full
-            forms[form] += len(ranks)
-    form, holders = next(iter(forms.items())) if len(forms) == 1 else (None, 0)
-    return _Cell(contributors, holders, form)
+def _agreed(contributors: float, holders: float, lacking: float, digest: float, minus: float, *sizes: float) -> _Cell:
+    """Return what follows from the reduced heads: states are sent in full if a rank that computes has none."""
+    is_one = holders and not lacking and digest == -minus and min(sizes) >= 0 and sum(sizes) <= _MOST_NUMBERS
+    form = Form(digest, int(sizes[0]), int(sizes[1]), bool(sizes[2])) if is_one else None
+    return _Cell(int(contributors), int(holders), form)
 
 
 def _columns(received: list[bytes], number: int) -> list[list[bytes]]:
