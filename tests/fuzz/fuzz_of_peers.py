@@ -1,4 +1,4 @@
-"""Messages from other ranks of the job: metric states, tables and images, layouts, pending cells, known names."""
+"""Messages from other ranks of the job: metric states, tables and images, pending cells, known names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.payloads.framing import decode, encode, framed, unframed
 from dist_wandb.payloads.gathers import Gathered, MergedTable, decoded, gathered, whole
-from dist_wandb.payloads.metric_merging import Layout
 from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.wandb_media import image
 
@@ -41,8 +40,8 @@ def _blobs() -> list[bytes]:
         torch.empty(0, 3, dtype=torch.int8),
         [(4, 5), b"raw", "text", None, [torch.ones(2, dtype=torch.complex64)], torch.bfloat16],
     ]
-    blobs = [encode(items), *(snapshot.in_full(1) for snapshot in snapshots)]
-    return [*blobs, *(blob for snapshot in snapshots if (blob := b"".join(snapshot.packed().blob)))]
+    blobs = [encode(items), *(b"".join(snapshot.in_full(1)) for snapshot in snapshots)]
+    return [*blobs, *(blob for snapshot in snapshots if (blob := b"".join(snapshot.packed(1).blob)))]
 
 
 def _read_blob(data: bytes) -> None:
@@ -91,17 +90,6 @@ def _images() -> list[bytes]:
 def _sent(value: Gathered) -> bytes:
     value.use(3, image)
     return value.encoded().as_bytes(3)
-
-
-def _layouts() -> list[bytes]:
-    return [take_snapshot(metric).signature.encode() for metric in _metrics()]
-
-
-def _read_layout(data: bytes) -> None:
-    layout = Layout.parse(data.decode(errors="replace"))
-    assert Layout.parse(layout.signature).signature == layout.signature
-    if layout.sums + layout.maxima < 2**16:
-        layout.neutral()
 
 
 def _frames() -> Sequence[bytes]:
@@ -155,7 +143,6 @@ TARGETS = (
     Target("blob", _read_blob, _blobs, (ConfigurationError,), _NUMBERS, examples=500, is_native=True),
     Target("table", _read_table, _tables, (ConfigurationError,)),
     Target("images", lambda data: decoded("images", data), _images, (ConfigurationError,)),
-    Target("layout", _read_layout, _layouts, (ConfigurationError,), (b'"sum"', b'"cat"', *_NUMBERS[:2])),
     Target("offer", _read_offers, _offers, _ODD, (b"[[0,4],0,0,1,0,1,999999999]", b"1e9", b"[]", b"[0]")),
     Target("exchange_checkpoint", lambda data: Checkpoint.from_json(json.loads(data)), _checkpoints, _ODD),
     Target("snapshot", _read_snapshot, _snapshots, _ODD),

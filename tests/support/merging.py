@@ -19,20 +19,6 @@ class _WaitingError(Exception):
     """The other members have not called yet."""
 
 
-class _Outbox:
-    """The pending entries of a rank: one name."""
-
-    def __init__(self, own: str) -> None:
-        self.name = own
-
-    def names(self) -> list[str]:
-        return [self.name]
-
-    def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
-        self.name = new
-        return [(_key(old), _key(new))]
-
-
 def _key(name: str) -> Key:
     return Key(name, 0, 0)
 
@@ -69,6 +55,13 @@ class Replayed:
         received = self._contribute("reduce", (sums.clone(), maxima.clone()))
         return torch.stack([one for one, _ in received]).sum(0), torch.stack([one for _, one in received]).amax(0)
 
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """See `Group.reduce`."""
+        summed, largest = self.reduce_tensors(
+            torch.tensor(sums, dtype=torch.float64), torch.tensor(maxima, dtype=torch.float64)
+        )
+        return summed.tolist(), largest.tolist()
+
     def collect(self, *data: bytes) -> list[bytes]:
         """See `Group.collect`; all members get the data."""
         if self._sent is None:
@@ -91,7 +84,6 @@ class Ranks:
     """The metrics of several ranks, of which the first one computes."""
 
     def __init__(self, size: int) -> None:
-        self.known: list[str] = []  # names that the ranks have agreed on
         self.collectives: list[str] = []  # of the last exchange
         self._ranks: list[Any] = [
             FusedMetrics(Contributions(rank, Counter()), merges=rank == 0) for rank in range(size)
@@ -103,18 +95,11 @@ class Ranks:
 
     def bring_together(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         """Merge snapshots as `log` does."""
-        names = [one.series("", snapshot, self.known) for one, snapshot in zip(self._ranks, snapshots, strict=True)]
-        for one, name, snapshot in zip(self._ranks, names, snapshots, strict=True):
-            one.keep(_key(name), snapshot)
-        self.known += dict.fromkeys(name for name in names if name not in self.known)
-        keys = []
-        for one, name in zip(self._ranks, names, strict=True):
-            outbox = _Outbox(name)
-            one.settle(outbox, self.known)
-            keys.append(_key(outbox.name))
-        assert len(set(keys)) == 1, "the ranks have not agreed on one layout"
+        for one, snapshot in zip(self._ranks, snapshots, strict=True):
+            key = _key(one.series("", snapshot))
+            one.keep(key, snapshot)
         group = Replayed(len(self._ranks))
-        group.exchange(keys[0], self._ranks, self._ranks)
+        group.exchange(key, self._ranks, self._ranks)
         self.collectives = group.collectives
-        values: dict[str, Any] = self._ranks[0].values.pop(keys[0], ({}, 0))[0]
+        values: dict[str, Any] = self._ranks[0].values.pop(key, ({}, 0))[0]
         return values

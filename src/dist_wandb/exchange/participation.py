@@ -99,9 +99,6 @@ class Cycle:
         self.checkpoint = checkpoint
         own.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
-        if own.attachments.contributions.bytes_waiting:
-            for attachment in own.attachments.by_type.values():
-                attachment.settle(self._rounds.outbox, self._rounds.table.names)
         return outcome
 
     def _exchange(self, group: Group, rows: Sequence[Row]) -> None:

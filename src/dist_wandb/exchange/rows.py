@@ -235,7 +235,7 @@ class Posting:
                 rounds.outbox.post(names, lanes, step, x, now, own)
             return
         values = known(contribution.metrics)
-        unit, others, mine = self._sorted(values, lacked, self._weights(contribution.weight, values), rounds)
+        unit, others, mine = self._sorted(values, lacked, self._weights(contribution.weight, values))
         if self._writes:
             own = Own(mine, commit, contribution.follows, self._exact(values), *place)
         if unit or others or own:
@@ -269,7 +269,7 @@ class Posting:
         return {**axes, **labelled} if self._axes.has_values else {}
 
     def _sorted(
-        self, values: Mapping[str, Any], lacked: Mapping[str, Any], weights: Any, rounds: Rounds
+        self, values: Mapping[str, Any], lacked: Mapping[str, Any], weights: Any
     ) -> tuple[dict[str, Number], dict[str, Any], dict[str, Any]]:
         """Split values into numbers to reduce, attachments to combine, and own values, with those under a label."""
         unit: dict[str, Number] = {}
@@ -285,7 +285,7 @@ class Posting:
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
                 unit[name] = number_of(value) if self._is_first else NO_NUMBER
             elif isinstance(value, ATTACHED):
-                others[self._rows.attachments.by_type[type(value)].series(name, value, rounds.table.names)] = value
+                others[self._rows.attachments.by_type[type(value)].series(name, value)] = value
             elif self._writes:
                 mine[name] = value
         if unit or others:

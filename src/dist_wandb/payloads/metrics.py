@@ -13,19 +13,18 @@ import json
 import math
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import as_tensor, event_after, has_passed, on_host, wait_for
-from dist_wandb.payloads.framing import decode, encode, pieces_of
-from dist_wandb.payloads.metric_merging import Layout, Merging, Node, Packed
+from dist_wandb.payloads.framing import Bytes, decode, pieces_of
+from dist_wandb.payloads.metric_merging import Layout, Node, Packed, Reduced, neutral, reduced_states, states_in_full
 from dist_wandb.payloads.metric_states import (
     IN_MAXIMA,
     IN_SUMS,
     Shell,
-    State,
     attributes_of,
     current,
     is_default,
@@ -39,7 +38,7 @@ from dist_wandb.payloads.metric_states import (
 )
 
 if TYPE_CHECKING:  # `import dist_wandb` imports neither
-    from torch import Tensor
+    pass
 
 
 _LEAST_SIZE = 8192  # bytes of a snapshot besides its states, mostly of its private copy of the metric
@@ -58,7 +57,7 @@ def is_metric(value: object) -> bool:
 class Found(NamedTuple):
     """A logged metric, or one of the metrics in a collection or a wrapper, at the time of logging."""
 
-    states: tuple[State, ...]  # its own states in a fixed order
+    node: Node  # with the states that it has, also without data, or if an earlier node has identical ones
     values: dict[str, Any]  # copies of the states, by name
     updates: int  # how often it was updated
     attributes: dict[str, Any]  # its other attributes
@@ -72,30 +71,16 @@ class Snapshot:
 
     def __init__(
         self,
-        layout: Layout,
-        found: list[Found],  # of each node of the layout
+        found: list[Found],
         shell: Shell,
         marks: list[Any],  # of each device, the event after the copies of the states; `None` if it has no events
         fallback: str | None,  # why the value cannot be merged exactly, as a sentence; `None` if it can
     ) -> None:
         self.fallback = fallback
         self.metric: str = type(shell.value).__name__  # that was logged
-        self._layout = layout
-        self._own = layout
         self._found = found
         self._shell = shell
         self._marks: list[Any] | None = marks
-        self._fits = [True] * len(found)
-
-    @property
-    def signature(self) -> str:
-        """The layout as JSON text, equal on ranks whose contributions can be merged. See `Layout.parse`."""
-        return self._layout.signature
-
-    @property
-    def is_loose(self) -> bool:
-        """Whether some of this rank's states do not fit the layout and are sent in full."""
-        return not all(self._fits)
 
     def is_ready(self) -> bool:
         return all(mark is None or has_passed(mark) for mark in self._marks or ())
@@ -127,7 +112,7 @@ class Snapshot:
         copies: dict[int, dict[str, Any]] = {}
         for member in self._found:
             if id(member.values) not in copies:
-                lists = {state.name for state in member.states if state.kind == "cat"}
+                lists = {state.name for state in member.node.states if state.kind == "cat"}
                 copies[id(member.values)] = {
                     name: _on_host(joined(value) if name in lists else value) for name, value in member.values.items()
                 }
@@ -139,104 +124,95 @@ class Snapshot:
         """For each node, whether this rank has data: it was updated, or its states are not the defaults."""
         self.to_host()
         return [
-            own.updates > 0 or not all(is_default(metric, state, own.values[state.name]) for state in own.states)
+            own.updates > 0 or not all(is_default(metric, state, own.values[state.name]) for state in own.node.states)
             for own, metric in zip(self._found, self._shell.metrics, strict=True)
         ]
 
-    def adopt(self, signature: str) -> bool:
-        """Use another rank's layout of the same metrics, if possible; return whether it is used now.
+    @cached_property
+    def _layout(self) -> Layout:
+        nodes = []
+        for (node, *_), is_held in zip(self._found, self.held, strict=True):
+            same_as = node.same_as if is_held and node.same_as >= 0 and self.held[node.same_as] else -1
+            nodes.append(Node(node.path, node.metric, same_as, node.states if is_held and same_as < 0 else ()))
+        return _layout_of(tuple(nodes))
 
-        Layouts of the same metrics can differ in the members of a collection that share their states. torchmetrics
-        finds these compute groups at the first update, so a rank without updates does not know them. Layouts can also
-        differ in the states, because some classes have different ones before their first update. A rank with data whose
-        states do not fit sends them in full (`in_full`).
-        """
-        own, other = self._own, Layout.parse(signature)
-        if own.is_local != other.is_local or [n[:2] for n in own.nodes] != [n[:2] for n in other.nodes]:
-            return False
-        self.to_host()
-        fits = [True] * len(other.nodes)
-        for position, node in enumerate(other.nodes if not own.is_local else ()):
-            states = self._found[position].states
-            if not self.held[position]:
-                continue
-            if node.same_as >= 0 and not (
-                self.held[node.same_as] and _equal(self._found[position].values, self._found[node.same_as].values)
-            ):
-                return False
-            if node.same_as < 0 and [state[:3] for state in states] != [state[:3] for state in node.states]:
-                if {state.name for state in states} != {state.name for state in node.states} and node.states:
-                    return False
-                fits[position] = False
-        self._layout, self._fits = other, fits
-        return True
-
-    def packed(self) -> Packed:
+    def packed(self, rank: int) -> Packed:
         """Return this rank's contribution, of metrics with data; raise ConfigurationError if it cannot be sent."""
+        if self.fallback is not None or not any(self.held):
+            return neutral(None)._replace(blob=self.in_full(rank))
         import torch
 
-        self.to_host()
-        has = [held and fits for held, fits in zip(self.held, self._fits, strict=True)]
-        counts = [number for own, fits in zip(self._found, has, strict=True) for number in (own.updates, int(fits))]
-        sums = [torch.tensor(counts, dtype=torch.float64, device="cpu")]
+        sums = [torch.tensor([own.updates for own in self._found], dtype=torch.float64, device="cpu")]
         maxima = [torch.empty(0, dtype=torch.float64, device="cpu")]
         gathered: list[Any] = []
-        if self._layout.is_local:  # the values of this rank alone; none if no metric was updated
-            updates = [own.updates for own in self._found]
-            values = [
+        for node, own in zip(self._layout.nodes, self._found, strict=True):
+            for state in node.states:
+                value = own.values[state.name]
+                if state.kind not in IN_SUMS + IN_MAXIMA:
+                    gathered.append(value)
+                    continue
+                numbers = value.reshape(-1).to(torch.float64)
+                if state.kind in IN_MAXIMA:
+                    is_nan = numbers.isnan()  # counted, because a maximum over ranks does not keep NaN
+                    maxima.append((numbers if state.kind == "max" else -numbers).masked_fill(is_nan, -math.inf))
+                    numbers = is_nan.to(torch.float64)
+                sums.append(numbers)
+        blob = pieces_of(gathered) if gathered else ()
+        return Packed(self._layout.form, torch.cat(sums), torch.cat(maxima), blob)
+
+    def in_full(self, rank: int) -> list[Bytes]:
+        """Return all states with data, and other attributes; raise ConfigurationError if they cannot be sent.
+
+        Of a metric that cannot be merged, the values of this rank alone, if it was updated.
+        """
+        self.to_host()
+        if self.fallback is not None:
+            if not any(own.updates for own in self._found):
+                return []
+            states = [
                 {
                     state.name: separated(own.values[state.name]) if state.kind == "cat" else own.values[state.name]
-                    for state in own.states
+                    for state in own.node.states
                 }
                 for own in self._found
             ]
-            attributes = [own.attributes for own in self._found]
-            gathered.append(json.dumps(self._shell.compute(values, updates, attributes) if any(updates) else {}))
-        for node, own, contributes in zip(self._layout.nodes, self._found, has, strict=True):
-            for state in node.states:
-                value = own.values[state.name] if contributes else None
-                if state.kind in IN_SUMS + IN_MAXIMA:
-                    to_sum, to_maximise = _numbers(state, value)
-                    sums.append(to_sum)
-                    maxima += to_maximise
-                else:
-                    gathered.append(value)
-        return Packed(torch.cat(sums), torch.cat(maxima), pieces_of(gathered) if self._layout.has_blob else ())
+            updates, attributes = [own.updates for own in self._found], [own.attributes for own in self._found]
+            return pieces_of([json.dumps(self._shell.compute(states, updates, attributes))])
+        items: list[Any] = []
+        for at, (node, own) in enumerate(zip(self._layout.nodes, self._found, strict=True)):
+            if self.held[at]:
+                values = [[state.name, state.kind, own.values[state.name]] for state in node.states]
+                other = [[name, _on_host(value)] for name, value in own.attributes.items()]
+                items.append([at, *node[:2], own.updates, other, values if node.same_as < 0 else node.same_as])
+        return pieces_of([rank, items]) if items else []
 
-    def in_full(self, rank: int) -> bytes:
-        """Return bytes to add if the computing rank has no data or a state does not fit; or ConfigurationError."""
-        items = []
-        for position, own in enumerate(self._found):
-            if self.held[position]:
-                attributes = [[name, _on_host(value)] for name, value in own.attributes.items()]
-                states = () if self._fits[position] else own.states
-                values = [[state.name, state.kind, own.values[state.name]] for state in states]
-                items.append([position, attributes, values])
-        return encode([rank, items])
+    def compute(self, blobs: list[bytes], reduced: Reduced | None = None) -> dict[str, Any]:
+        """Compute the value of all ranks together, from what ranks with data have sent, in their order.
 
-    def compute(
-        self, sums: Tensor, maxima: Tensor, blobs: Iterable[bytes], in_full: Sequence[bytes] = ()
-    ) -> dict[str, Any]:
-        """Compute the value of all ranks together, from the exchanged `Packed` and `in_full`, in the order of ranks.
+        It is emptied, to release the bytes: the rest of what is `reduced`, otherwise states in full.
 
         Returns values by suffix of the logged name: `""` for a metric, `"/NAME"` for each name in the result of a
         collection or a wrapper. Tensors become nested lists of numbers: wandb would turn larger ones into histograms.
         Raises ConfigurationError if ranks do not fit, and any error of the metric's `compute`, as of some without data.
         """
-        decoded = [decode(blob) if blob else None for blob in blobs]
-        if self._layout.is_local:
+        if self.fallback is not None:
             try:
-                ranks = [dict(json.loads(text)) for (text,) in filter(None, decoded)]
+                ranks = [dict(json.loads(text)) for (text,) in map(decode, blobs)]
             except (ValueError, TypeError) as error:
                 raise ConfigurationError(f"The values of a metric that a rank sent cannot be read: {error}.") from error
             names = dict.fromkeys(name for values in ranks for name in values)
             return {name: _mean([values[name] for values in ranks if name in values]) for name in names}
-        merging = Merging(self._layout, sums, maxima, decoded, in_full)
+        received = (decode(blobs.pop(0)) for _ in range(len(blobs)))
+        metrics = self._shell.metrics
+        if reduced is not None:
+            merged = reduced_states(self._layout, reduced, list(received), metrics)
+        else:
+            merged = states_in_full([own.node for own in self._found], received, metrics)
         attributes = [
-            own.attributes if held else merging.attributes(position) or own.attributes
-            for position, (own, held) in enumerate(zip(self._found, self.held, strict=True))
+            own.attributes if held else sent or own.attributes
+            for own, held, sent in zip(self._found, self.held, merged.attributes, strict=True)
         ]
-        return self._shell.compute(merging.states(self._shell.metrics), merging.updates, attributes)
+        return self._shell.compute(merged.states, merged.updates, attributes)
 
 
 # By id, because the hash of a metric depends on its states.
@@ -254,27 +230,23 @@ def take_snapshot(value: Any) -> Snapshot:
     value = current(value)
     members = list(walk(value))
     fallback = next((reason for _, metric in members if (reason := obstacle(type(metric)))), None)
-    nodes: list[Node] = []
     found: list[Found] = []
     positions: dict[tuple[Any, ...], int] = {}
     for path, metric in members:
         pairs = states_of(metric)
         states = tuple(state for state, _ in pairs)
-        identity = tuple((state, id(held)) for state, held in pairs) or (len(nodes),)
-        same_as = positions.setdefault(identity, len(nodes))
-        is_shared = same_as < len(nodes)
-        sent = () if is_shared or fallback else states
-        nodes.append(Node(path, type(metric).__name__, same_as if is_shared and not fallback else -1, sent))
+        identity = tuple((state, id(held)) for state, held in pairs) or (len(found),)
+        same_as = positions.setdefault(identity, len(found))
+        is_shared = same_as < len(found)
         copies = found[same_as].values if is_shared else {state.name: kept(state.kind, held) for state, held in pairs}
-        found.append(Found(states, copies, updates_of(metric), attributes_of(metric)))
+        node = Node(path, type(metric).__name__, same_as if is_shared else -1, states)
+        found.append(Found(node, copies, updates_of(metric), attributes_of(metric)))
     structure, key = tuple((path, type(metric)) for path, metric in members), id(value)
     known = _shells.get(key)
     if fallback or known is None or known[0]() is not value or known[1] != structure:
         known = (weakref.ref(value, lambda _: _shells.pop(key, None)), structure, Shell(value))
         if not fallback:  # a fallback depends on more than states
             _shells[key] = known
-    is_tentative = not any(member.updates for member in found)
-    layout = _layout_of(tuple(nodes), fallback is not None, is_tentative)
     # An event on each device with copies, because the thread that reads them uses another stream.
     held = [
         one[-1:] if isinstance(one, list) else [one]
@@ -282,27 +254,10 @@ def take_snapshot(value: Any) -> Snapshot:
         for one in copies.values()
     ]
     devices = {item.device for items in held for item in items if isinstance(item, torch.Tensor) and not item.is_cpu}
-    return Snapshot(layout, found, known[2], list(map(event_after, devices)), fallback)
+    return Snapshot(found, known[2], list(map(event_after, devices)), fallback)
 
 
-@lru_cache(maxsize=256)
-def _layout_of(nodes: tuple[Node, ...], is_local: bool, is_tentative: bool) -> Layout:
-    # cached, because its signature is expensive
-    return Layout(nodes, is_local=is_local, is_tentative=is_tentative)
-
-
-def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """Return the numbers of a state to sum, and those for the maximum; neutral ones without a value."""
-    import torch
-
-    if value is None:
-        nothing = torch.zeros(state.numel, dtype=torch.float64, device="cpu")
-        return nothing, [torch.full_like(nothing, -math.inf)] if state.kind in IN_MAXIMA else []
-    numbers = value.reshape(-1).to(torch.float64)
-    if state.kind in IN_SUMS:
-        return numbers, []
-    is_nan = numbers.isnan()  # counted, because a maximum over ranks does not keep NaN
-    return is_nan.to(torch.float64), [(numbers if state.kind == "max" else -numbers).masked_fill(is_nan, -math.inf)]
+_layout_of = lru_cache(maxsize=256)(Layout)  # its digest is expensive
 
 
 def _size_of(value: Any) -> int:
@@ -315,18 +270,6 @@ def _on_host(value: Any) -> Any:
     if (tensor := as_tensor(value)) is not None:
         return on_host(tensor)
     return type(value)(_on_host(item) for item in value) if isinstance(value, (list, tuple)) else value
-
-
-def _equal(left: Any, right: Any) -> bool:
-    import torch
-
-    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        return left.shape == right.shape and torch.equal(left, right)
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(_equal(value, right[name]) for name, value in left.items())
-    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(map(_equal, left, right))
-    return type(left) is type(right) and bool(left == right)
 
 
 def _mean(values: Sequence[Any]) -> Any:

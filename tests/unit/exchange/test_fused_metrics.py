@@ -49,7 +49,7 @@ class Unit:
             self.ranks[rank].attachments.contributions.passed()
             metric.update(1.0 + rank)
             snapshot = take_snapshot(metric)
-            key = Key(self.fused(rank).series("sum", snapshot, ()), step, 0)
+            key = Key(self.fused(rank).series("sum", snapshot), step, 0)
             if ranks is None or rank in ranks:
                 self.fused(rank).keep(key, snapshot)
         return key
@@ -107,18 +107,10 @@ def shaped(*rows: Sequence[float]) -> list[Shaped]:
 def test_states_are_gathered_only_when_needed() -> None:
     ranks = Ranks(3)
     assert ranks.log(shaped([1, 2], [3, 4], [5, 6])) == {"": [9.0, 12.0]}
-    assert ranks.collectives == ["reduce"]
+    assert ranks.collectives == ["reduce", "reduce"]
     assert ranks.log(shaped([1, 2], [], [5, 6])) == {"": [6.0, 8.0]}
-    assert ranks.collectives == ["reduce"]
+    assert ranks.collectives == ["reduce", "reduce"]
     assert ranks.log(shaped([], [3, 4], [5, 6])) == {"": [8.0, 10.0]}
-    assert ranks.collectives == ["reduce", "collect"]
-    assert len(ranks.known) == 1
-
-
-def test_states_of_a_new_shape_are_merged_if_all_ranks_agree() -> None:
-    ranks = Ranks(2)
-    assert ranks.log(shaped([1, 2], [3, 4])) == {"": [4.0, 6.0]}
-    assert ranks.log(shaped([1, 2, 3], [3, 4, 5])) == {"": [4.0, 6.0, 8.0]}
     assert ranks.collectives == ["reduce", "collect"]
 
 
@@ -224,11 +216,9 @@ def test_states_that_cannot_be_copied_from_a_device_are_reported(caplog: pytest.
 
     one, metric = FusedMetrics(Contributions(0, Counter()), merges=True), torchmetrics.CatMetric()
     metric.update(1.0)
-    known = one.series("cat", take_snapshot(metric), ())
     snapshot = take_snapshot(metric)
     snapshot.to_host = broken  # type: ignore[method-assign]
-    assert one.series("cat", snapshot, [known]) == known, "it has the same layout"
-    assert "the states of 'cat' on rank 0 cannot be sent: RuntimeError('device lost')" in caplog.text
+    known = one.series("cat", snapshot)
     one.keep(Key(known, 1, 0), snapshot)
     assert "'cat' on rank 0 has no part in its row: RuntimeError('device lost')" in caplog.text
     caplog.clear()
@@ -252,37 +242,11 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     metric = torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)
-    key = Key(one.series("cat", snapshot, ()), 1, 0)
+    key = Key(one.series("cat", snapshot), 1, 0)
     one.keep(key, snapshot)
     Replayed(1, None if sent is None else [sent]).exchange(key, [one], [one])
     assert one.values.pop(key, ({}, 0))[0] == {}
     reason = "The gathered states of CatMetric do not fit" if sent == TWO_STATES else "'cat': left out of their rows"
     assert reason in caplog.text
     assert ("A rank did not send the states of 1 metrics" in caplog.text) is (sent == b"")
-    assert lost == {"that could not be computed": 1}
-
-
-def test_states_that_do_not_fit_their_layout_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    lost = Counter[str]()
-    one = FusedMetrics(Contributions(0, lost), merges=True)
-    (flat, wide) = (take_snapshot(metric) for metric in shaped([1.0], [1.0, 2.0]))
-    key = Key(one.series("shaped", wide, ()), 0, 0)
-    one.keep(key, flat)
-    Replayed(1).exchange(key, [one], [])
-    assert (
-        "the states of 'shaped' on rank 0 do not fit their layout, so this rank has no part in its row" in caplog.text
-    )
-    assert lost.total() == 1
-
-
-def test_an_unreadable_layout_affects_only_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
-    lost = Counter[str]()
-    one = FusedMetrics(Contributions(0, lost), merges=True)
-    key = Key("odd\0metric\0[false,[[1e400]],false]", 1, 0)
-    group: Any = Replayed(1)
-    one.exchange([key], group)
-    assert one.values.pop(key, ({}, 0)) == ({}, 0)
-    metric = torchmetrics.SumMetric()
-    assert one.series("odd", take_snapshot(metric), [key.name]) != key.name
-    assert "'odd' is left out of its rows on rank 0" in caplog.text
     assert lost == {"that could not be computed": 1}

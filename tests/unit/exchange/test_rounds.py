@@ -630,20 +630,3 @@ def test_calls_of_an_interrupted_round_are_put_back_in_their_order() -> None:
     unit.close()
     assert shown(unit)[1:] == [(-2, {"loss": 1.0, "lr": 1.0}, 0, False), (-3, {"loss": 2.0, "lr": 1.0}, 0, False)]
     assert [unit.owns[rank, 0] for rank in range(3)] == [[f"{rank} 1.0", f"{rank} 2.0"] for rank in range(3)]
-
-
-def test_waiting_values_can_be_renamed() -> None:
-    unit = Unit(2)
-    outbox = unit.machines[0].outbox
-    unit.log(0, {"old": 1.0, "loss": 2.0}, 3)
-    unit.log(0, {"old": 5.0})
-    unit.log(0, {"old": 6.0}, 3)
-    assert outbox.rename("old", "new") == [
-        (Key("old", 3, 0), Key("new", 3, 0)),
-        (Key("old", None, 0), Key("new", None, 0)),
-        (Key("old", 3, 1), Key("new", 3, 1)),
-    ]
-    assert outbox.rename("never logged", "new") == []
-    assert outbox.names() == ["new", "loss"]
-    unit.close()
-    assert [values(row) for row in unit.rows] == [{"new": 1.0, "loss": 2.0}, {"new": 5.0}, {"new": 6.0}]

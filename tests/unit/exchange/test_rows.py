@@ -111,8 +111,6 @@ class Unit:
         outcomes = list(self.protocol.outcomes.values())
         for machine, own in zip(self.rounds, self.ranks, strict=True):
             own.spreads.keep(machine.outbox.last)
-            for attachment in own.attachments.by_type.values():
-                attachment.settle(machine.outbox, machine.table.names)
         spreads: Any = Reduction()
         for _ in range(2):
             for own, outcome in zip(self.ranks, outcomes, strict=True):

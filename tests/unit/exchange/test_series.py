@@ -28,7 +28,7 @@ def key(series: Series) -> Key:
 @given(NAMES)
 def test_the_series_of_a_number_is_its_name(name: str) -> None:
     assert Series(name).text == name
-    assert series_of(name) == Series(name, NUMBER, "")
+    assert series_of(name) == Series(name, NUMBER)
     assert not is_attached(name)
 
 

@@ -41,7 +41,7 @@ from torchmetrics.wrappers import BootStrapper, MinMaxMetric
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.framing import decode, encode, framed
-from dist_wandb.payloads.metric_merging import Layout
+from dist_wandb.payloads.metric_merging import Reduced
 from dist_wandb.payloads.metrics import Snapshot, is_metric, take_snapshot
 
 CLASSES = 4
@@ -373,10 +373,10 @@ def test_a_state_that_the_computing_rank_lacks_is_named(caplog: pytest.LogCaptur
 def test_states_of_a_compute_group_are_sent_once() -> None:
     ranks = ranks_of(collection, classes, (1,))
     assert sorted(map(len, ranks[0].compute_groups.values())) == [1, 3]
-    layout = Layout.parse(take_snapshot(ranks[0]).signature)
-    assert layout.sums == 8 + 4 * CLASSES  # two counts of each of four metrics; four states of one
-    separate = Layout.parse(take_snapshot(ranks_of(collection, classes, (0,))[0]).signature)
-    assert separate.sums == 8 + 3 * 4 * CLASSES
+    sums = take_snapshot(ranks[0]).packed(0).sums
+    assert len(sums) == 4 + 4 * CLASSES  # the updates of four metrics; four states of one
+    dict(ranks[0].items())  # this makes copies of the states
+    assert len(take_snapshot(ranks[0]).packed(0).sums) == 4 + 3 * 4 * CLASSES
 
 
 def test_members_of_a_compute_group_updated_separately_are_sent_separately() -> None:
@@ -389,28 +389,20 @@ def test_members_of_a_compute_group_updated_separately_are_sent_separately() -> 
     assert merged(ranks) == {"/a": 2.0, "/b": 12.0}
 
 
-def test_a_rank_adopts_a_finer_layout_or_a_coarser_one_that_fits() -> None:
+def test_ranks_may_share_states_differently() -> None:
     ranks = ranks_of(collection, classes, (2, 1, 2))
     dict(ranks[1].items())  # this makes copies of the states
-    snapshots = [take_snapshot(metric) for metric in ranks]
-    coarse, fine = snapshots[0].signature, snapshots[1].signature
-    assert len(fine) > len(coarse)
-    assert snapshots[1].adopt(coarse)
-    assert snapshots[2].adopt(fine)
-    assert snapshots[2].adopt(coarse)
-    assert brought_together(snapshots) == merged([ranks[0], ranks_of(collection, classes, (0, 1))[1], ranks[2]])
-    ranks[1]["val_f1"].update(*classes(torch.Generator()))
-    differs = take_snapshot(ranks[1])
-    assert not differs.adopt(coarse)
-    assert differs.adopt(fine)
+    assert len({take_snapshot(one).packed(0).form for one in ranks}) == 2
+    assert merged(ranks) == merged(ranks_of(collection, classes, (2, 1, 2)))
 
 
-@pytest.mark.parametrize("other", [SumMetric, lambda: MulticlassF1Score(4), lambda: MinMaxMetric(SumMetric())])
-def test_a_layout_of_other_metrics_is_not_adopted(other: Make) -> None:
-    snapshot = take_snapshot(MulticlassAccuracy(4))
-    before = snapshot.signature
-    assert not snapshot.adopt(take_snapshot(other()).signature)
-    assert snapshot.signature == before
+@pytest.mark.parametrize("other", [MulticlassF1Score(4), MetricCollection([MulticlassAccuracy(4)])])
+def test_states_of_other_metrics_are_refused(other: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = [MulticlassAccuracy(4), other]
+    for one in ranks:
+        one.update(*classes(torch.Generator()))
+    assert merged(ranks) == {}
+    assert "The gathered states of MulticlassAccuracy do not fit. Run the same code on all ranks" in caplog.text
 
 
 # Values that are not merged
@@ -434,11 +426,11 @@ def test_metrics_that_cannot_be_merged_are_computed_per_rank_and_averaged() -> N
 def test_lists_are_averaged_element_by_element() -> None:
     snapshot = take_snapshot(Peculiar())
     blobs = [encode([json.dumps({"": [[1, 2], [3]], "/a": [1]})]), encode([json.dumps({"": [[3, 2], [4]], "/a": 1})])]
-    got = snapshot.compute(torch.zeros(2), torch.zeros(0), blobs)
+    got = snapshot.compute(blobs)
     assert got[""] == [[2, 2], [3.5]]
     assert math.isnan(got["/a"])
     with pytest.raises(ConfigurationError, match="The values of a metric that a rank sent cannot be read: "):
-        snapshot.compute(torch.zeros(2), torch.zeros(0), [encode(["loss=1"])])
+        snapshot.compute([encode(["loss=1"])])
 
 
 # Wrappers with memory
@@ -531,43 +523,15 @@ def test_values_that_cannot_be_sent_are_refused() -> None:
             encode([item])
 
 
-SIGNATURE = [False, [["", "Sum", -1, [["x", "sum", [2], "float32"]]]], False]
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("-1", "1e400"),
-        ("-1", "0"),
-        ("-1", "-2"),
-        ("-1", "-1.0"),
-        ("[2]", "[-2]"),
-        ("[2]", "[true]"),
-        ("[2]", "[65536, 65536]"),
-        ("[2]", "2"),
-        ('"sum"', '"product"'),
-        ('"float32"', "1"),
-        ('"Sum"', "null"),
-        ("false]", "]"),
-        pytest.param("[2]", "[" * 200000, id="deep"),
-        *((json.dumps(SIGNATURE), text) for text in ("", "{", "[]", "[false]", "[false,[[1,2]]]", "7")),
-    ],
-)
-def test_invalid_signatures_are_refused(old: str, new: str) -> None:
-    assert Layout.parse(json.dumps(SIGNATURE)).sums == 4
-    with pytest.raises(ConfigurationError, match="is not a signature of a metric"):
-        Layout.parse(json.dumps(SIGNATURE).replace(old, new))
-
-
 @pytest.mark.parametrize(
     "items", [[], [torch.ones(1)] * 2, [torch.ones(1)], ["text"], [[1]], [[1], [2]], [torch.ones(3)] * 8]
 )
 def test_gathered_states_that_do_not_fit_are_refused(items: list[Any]) -> None:
     for make in (CatMetric, PearsonCorrCoef):
         snapshot = take_snapshot(ranks_of(make, pairs if make is PearsonCorrCoef else numbers, (1,))[0])
-        layout = Layout.parse(snapshot.signature)
+        own = snapshot.packed(0)
         with pytest.raises(ConfigurationError):
-            snapshot.compute(*layout.neutral()[:2], [encode(items)])
+            snapshot.compute([b"".join(own.blob), encode(items)], Reduced(own.sums, own.maxima, 2))
 
 
 # Recognition of metrics

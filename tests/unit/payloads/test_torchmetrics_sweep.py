@@ -104,8 +104,7 @@ def test_three_ranks_give_the_value_of_one_process(metric: str, caplog: pytest.L
 
 
 @pytest.mark.parametrize("metric", all_names())
-def test_a_layout_made_without_data_can_be_used(metric: str, caplog: pytest.LogCaptureFixture) -> None:
-    """All ranks first log without data, so that they know each other's states before an update."""
+def test_ranks_may_have_logged_without_data(metric: str, caplog: pytest.LogCaptureFixture) -> None:
     for case in (case for case in cases() if case.metric == metric):
         one, ranks = case.make(), Ranks(2)
         metrics = [case.make() for _ in range(2)]
@@ -120,12 +119,10 @@ def test_a_layout_made_without_data_can_be_used(metric: str, caplog: pytest.LogC
         else:
             assert not differences(without, wanted), case.name
         caplog.clear()
-        known = list(ranks.known)
         update(metrics[1], case, range(BATCHES))
         update(one, case, range(BATCHES))
         seed(0)
         assert not differences(ranks.log(metrics), computed(one)), case.name
-        assert ranks.known == known
         assert not caplog.messages
 
 

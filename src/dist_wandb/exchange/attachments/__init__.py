@@ -24,7 +24,7 @@ from itertools import chain
 from typing import Any, cast
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.protocol.calls import Key, Outbox, Series, series_of
+from dist_wandb.exchange.protocol.calls import Key, Series, series_of
 from dist_wandb.exchange.transport import Group
 from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices
@@ -87,9 +87,6 @@ class Contributions:
         self.bytes_waiting -= size
         return value
 
-    def waiting(self, series: str) -> list[Any]:
-        return [value for key, (value, _) in self._waiting.items() if key.name == series]
-
     def cells(self) -> list[Key]:
         return [*self._waiting, *self._sent]
 
@@ -123,8 +120,8 @@ class Attachment(ABC):
         self._notices = Notices()
 
     @abstractmethod
-    def series(self, name: str, value: Any, known: Iterable[str]) -> str:
-        """Return the text of the series of a value, given those that the ranks have agreed on."""
+    def series(self, name: str, value: Any) -> str:
+        """Return the text of the series of a value."""
 
     @abstractmethod
     def alone(self, name: str, value: Any) -> dict[str, Any]:
@@ -134,24 +131,15 @@ class Attachment(ABC):
     def keep(self, key: Key, value: Any) -> None:
         """Keep this rank's contribution to a cell."""
 
-    def settle(self, outbox: Outbox, known: Collection[str]) -> None:  # noqa: B027  # most kinds have one series
-        """Move pending values to series that the ranks have agreed on, if they fit."""
-
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
         """Exchange and merge the contributions to some cells, the same on all ranks; raise BrokenError on failure."""
-        understood = [key for key in keys if self._is_understood(key.name)]
-        self._lost[self.not_merged] += len(keys) - len(understood)
         try:
-            if understood:
-                self._exchange(understood, group)
+            self._exchange(keys, group)
         except ConfigurationError as error:  # of too many bytes on all ranks, of malformed ones on the primary
-            names = ", ".join(repr(key.series.name) for key in understood)
+            names = ", ".join(repr(key.series.name) for key in keys)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
-            self._lost[self.not_merged] += len(understood)
+            self._lost[self.not_merged] += len(keys)
         self._contributions.sent(keys)
-
-    def _is_understood(self, series: str) -> bool:  # noqa: ARG002  # a default
-        return True
 
     @abstractmethod
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
@@ -214,7 +202,7 @@ class FusedGathers(Attachment):
     kinds: tuple[Kind, ...] = ("table", "images")
     not_merged = "that could not be put together"
 
-    def series(self, name: str, value: Gathered, known: Iterable[str] = ()) -> str:  # noqa: ARG002  # an `Attachment`
+    def series(self, name: str, value: Gathered) -> str:
         self._warn_of_replaced(name, value)
         return Series(name, value.kind).text
 

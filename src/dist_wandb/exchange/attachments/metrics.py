@@ -1,43 +1,35 @@
 """Exchange of the states of torchmetrics' metrics: which states belong together, and their fused reduction.
 
-In the rounds a metric is a series without numbers, with the layout of its states. The rounds show which ranks have
-logged it, and when all have. Then its states are exchanged once, together with those of all other due metrics: one sum,
-one maximum and, if there are lists of tensors or custom reductions, bytes that only the primary collects. It computes
-on a private copy. The other ranks send their lists in pieces, and need no memory for them besides the copy that was
-made when the metric was logged.
+The rounds show which ranks have logged a metric, and when all have. Then its states are exchanged once, together with
+those of all other due metrics. First, ranks tell each other the forms of their states. Of a metric whose states have
+one form on all ranks with data, they are fused into one sum, one maximum and, if there are lists of tensors or custom
+reductions, bytes that only the primary collects; ranks without data take part in the form of the others. If the forms
+differ (some classes have different states before their first update, and collections find their compute groups then),
+or a rank that computes has no data, ranks send their states in full, and attributes that `update` sets.
 
-Ranks whose collections have found different compute groups, and ranks without data, adopt the layout that was agreed
-on. A layout that was made without data is used only if there is no other. If a rank's states do not fit into the layout
-(some classes have different states before their first update), or the primary has no data, ranks also send complete
-states, and attributes that `update` sets. A metric that raises an error is left out of its row, with a warning.
+The primary computes on a private copy. The other ranks send their lists in pieces, and need no memory for them besides
+the copy that was made when the metric was logged. A metric that raises an error is left out of its row, with a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import lru_cache
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments import NOT_SENT, Attachment, Contributions
-from dist_wandb.exchange.protocol.calls import Key, Outbox, Series, series_of
+from dist_wandb.exchange.protocol.calls import Key, Series
+from dist_wandb.exchange.protocol.lanes import NOTHING
 from dist_wandb.exchange.transport import Group
 from dist_wandb.payloads.framing import frame, unframed
-from dist_wandb.payloads.metric_merging import Layout, Packed
+from dist_wandb.payloads.metric_merging import Form, Packed, Reduced, neutral
 from dist_wandb.payloads.metrics import Snapshot
-
-if TYPE_CHECKING:
-    import torch
 
 _METRIC = "metric"
 _NOT_LOGGED = "of metrics that it had not logged"  # why a value is lost, on the rank that computes them
+_MOST_NUMBERS = 2**28  # maximum numbers of a logged value: 2 GiB, which all ranks exchange
 _MOST_NOT_LOGGED = 10_000  # cells of which it is kept that their loss was counted
-
-
-@lru_cache(maxsize=1024)
-def _layout(series: str) -> Layout:
-    return Layout.parse(series_of(series).layout)
 
 
 class FusedMetrics(Attachment):
@@ -52,43 +44,20 @@ class FusedMetrics(Attachment):
         self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
         self._not_logged: dict[Key, None] = {}
 
-    def series(self, name: str, value: Snapshot, known: Iterable[str]) -> str:
-        """Return the series of a metric: a known one if the states fit its layout, otherwise a new one."""
-        prefix = Series(name, _METRIC).text
-        others = [other for other in known if other.startswith(prefix) and self._is_understood(other)]
-        if len(others) > 1:  # all ranks try them in the same order, those that were made without data last
-            others.sort(key=lambda other: _layout(other).is_tentative)
-        for other in others:
-            try:
-                if value.adopt(series_of(other).layout):
-                    return other
-            except Exception as error:  # noqa: BLE001, PERF203  # an error of a metric must not end the exchange
-                self._notices.warn(
-                    f"adopt {other}", f"the states of {name!r} on rank {self._rank} cannot be sent: {error!r}"
-                )
+    def series(self, name: str, value: Snapshot) -> str:
         if value.fallback is not None:
             self._notices.warn(name, f"{name!r} on rank {self._rank}: {value.fallback}")
-        return Series(name, _METRIC, value.signature).text
+        return Series(name, _METRIC).text
 
     def alone(self, name: str, value: Snapshot) -> dict[str, Any]:
         """Return the values of this rank alone, by their names in the row. Waits for the metric's device."""
         try:
-            packed = value.packed()
-            values = value.compute(packed.sums, packed.maxima, [b"".join(packed.blob)])
+            sent = b"".join(value.in_full(self._rank))
+            values = value.compute([sent] if sent else [])
         except Exception as error:  # noqa: BLE001  # an error of a metric must not cost the rest of the row
             self._warn_of_left_out(name, value, "its states", error)
             return {}
         return {name + suffix: number for suffix, number in values.items()}
-
-    def _is_understood(self, series: str) -> bool:
-        """Return whether a series has a valid layout; equal on all ranks, because its text is."""
-        try:
-            return series_of(series).kind == _METRIC and bool(_layout(series))
-        except ConfigurationError as error:
-            self._notices.warn(
-                f"layout {series}", f"{series_of(series).name!r} is left out of its rows on rank {self._rank}: {error}"
-            )
-            return False
 
     def keep(self, key: Key, value: Snapshot) -> None:
         try:
@@ -98,50 +67,51 @@ class FusedMetrics(Attachment):
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_no_part("keep", key, error)
 
-    def settle(self, outbox: Outbox, known: Collection[str]) -> None:
-        for series in [series for series in outbox.names() if series_of(series).kind == _METRIC]:
-            waiting = self._contributions.waiting(series)
-            adopted = {self.series(series_of(series).name, snapshot, known) for snapshot in waiting}
-            if len(adopted) == 1 and adopted != {series}:
-                for old, new in outbox.rename(series, adopted.pop()):
-                    if (snapshot := self._contributions.pop(old)) is not None:
-                        self.keep(new, snapshot)
-
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         import torch
 
-        layouts = [_layout(key.name) for key in keys]
-        packed = [self._packed(key, layout) for key, layout in zip(keys, layouts, strict=True)]
-        heads: list[float] = []
-        for (snapshot, _), layout in zip(packed, layouts, strict=True):  # see `_reduced`
-            held = snapshot.held if snapshot else [False] * len(layout.nodes)
-            heads += [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose)]
-            heads += [float(self._merges and not here) for here in held]
-        sums = torch.cat([torch.tensor(heads, dtype=torch.float64), *(own.sums for _, own in packed)])
-        sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for _, own in packed]))
-        blobs: list[bytes] = []
-        in_full: list[bytes] = []
-        if any(layout.has_blob for layout in layouts):
-            blobs = group.collect(*frame(*(own.blob for _, own in packed)))
-        reduced = list(_reduced(layouts, sums, maxima))
-        if any(one.needs_more for one in reduced):
-            more = [self._in_full(key) if one.needs_more else b"" for key, one in zip(keys, reduced, strict=True)]
-            in_full = group.collect(*frame(*([part] for part in more)))
-        if self._merges:
-            has_blobs, has_more = bool(blobs), bool(in_full)  # only the first member does
-            columns = (_columns(received, len(keys)) for received in (blobs, in_full))
-            for key, layout, one, *parts in zip(keys, layouts, reduced, *columns, strict=True):
-                is_here = has_blobs >= layout.has_blob and has_more >= one.needs_more
-                if one.contributors:  # otherwise their ranks were lost meanwhile: a metric without data may be NaN
-                    self.values[key] = self._computed(key, one, *parts) if is_here else {}, one.contributors
+        mine = [self._packed(key) for key in keys]
+        heads = [_head(one, merges=self._merges) for one in mine]
+        told = group.reduce(list(chain(*(head[0] for head in heads))), list(chain(*(head[1] for head in heads))))
+        lanes = (zip(*[iter(numbers)] * size, strict=True) for numbers, size in zip(told, (3, 5), strict=True))
+        cells = [_agreed(*sums, *maxima) for sums, maxima in zip(*lanes, strict=True)]
+        parts = list(map(self._part, keys, mine, cells))
+        sums, maxima = (torch.cat(lane) for lane in zip(*(part[1:3] for part in parts), strict=True))
+        if sums.numel():
+            sums, maxima = group.reduce_tensors(sums, maxima)
+        collects = any(cell.has_blob for cell in cells)
+        blobs = group.collect(*frame(*(part.blob for part in parts))) if collects else []
+        if not self._merges:
+            return
+        is_first, columns = bool(blobs), _columns(blobs, len(keys))  # it alone collects
+        of_sums = sums.split_with_sizes([cell.form.sums if cell.form else 0 for cell in cells])
+        of_maxima = maxima.split_with_sizes([cell.form.maxima if cell.form else 0 for cell in cells])
+        for key, cell, column, own_sums, own_maxima in zip(keys, cells, columns, of_sums, of_maxima, strict=True):
+            if cell.contributors:  # otherwise their ranks were lost meanwhile: a metric without data may be NaN
+                reduced = None if cell.form is None else Reduced(own_sums, own_maxima, cell.holders)
+                is_here = is_first or not cell.has_blob
+                self.values[key] = self._computed(key, column, reduced) if is_here else {}, cell.contributors
 
-    def _in_full(self, key: Key) -> bytes:
+    def _packed(self, key: Key) -> Packed | None:
         snapshot = self._contributions.get(key)
         try:
-            return snapshot.in_full(self._rank) if snapshot else b""
+            packed: Packed | None = None if snapshot is None else snapshot.packed(self._rank)
+        except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
+            self._warn_of_no_part("pack", key, error)
+            return None
+        return packed
+
+    def _part(self, key: Key, own: Packed | None, cell: _Cell) -> Packed:
+        """Return what this rank sends of a cell."""
+        if own is None or (cell.form is not None and own.form != cell.form):
+            return neutral(cell.form)
+        if own.form == cell.form:
+            return own
+        try:
+            return neutral(None)._replace(blob=self._contributions.get(key).in_full(self._rank))
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_no_part("in full", key, error)
-            return b""
+            return neutral(None)
 
     def _warn_of_no_part(self, why: str, key: Key, error: Exception) -> None:
         self._lost[NOT_SENT] += 1
@@ -149,26 +119,7 @@ class FusedMetrics(Attachment):
             f"{why} {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
         )
 
-    def _packed(self, key: Key, layout: Layout) -> tuple[Snapshot | None, Packed]:
-        snapshot = self._contributions.get(key)
-        if snapshot is None:
-            return None, layout.neutral()
-        try:
-            packed = snapshot.packed()
-        except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
-            self._warn_of_no_part("pack", key, error)
-            return None, layout.neutral()
-        if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
-            return snapshot, packed
-        self._lost[NOT_SENT] += 1
-        self._notices.warn(
-            f"layout {key.name}",
-            f"the states of {key.series.name!r} on rank {self._rank} do not fit their layout, so this rank has no part "
-            "in its row",
-        )
-        return None, layout.neutral()  # gloo aborts the process if ranks reduce lists of different lengths
-
-    def _computed(self, key: Key, one: _Reduced, blobs: list[bytes], in_full: list[bytes]) -> dict[str, Any]:
+    def _computed(self, key: Key, blobs: list[bytes], reduced: Reduced | None) -> dict[str, Any]:
         snapshot = self._contributions.get(key) or self._newest.get(key.name)
         name = key.series.name
         if snapshot is None:
@@ -186,7 +137,7 @@ class FusedMetrics(Attachment):
             self._lost[_NOT_LOGGED] -= 1
             del self._not_logged[key]
         try:
-            values = snapshot.compute(one.sums, one.maxima, (blobs.pop(0) for _ in range(len(blobs))), in_full)
+            values = snapshot.compute(blobs, reduced)
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_left_out(name, snapshot, "the states of all ranks", error)
             return {}
@@ -202,27 +153,30 @@ class FusedMetrics(Attachment):
         )
 
 
-class _Reduced(NamedTuple):
+class _Cell(NamedTuple):
     contributors: int  # number of ranks that have contributed
-    needs_more: bool  # whether ranks send complete states: some state does not fit, or the computing rank has no data
-    sums: torch.Tensor  # the sums over ranks, one-dimensional
-    maxima: torch.Tensor  # the maxima over ranks, one-dimensional
+    holders: int  # those that have data
+    form: Form | None  # in which their states are reduced; `None`: they are sent in full
+
+    @property
+    def has_blob(self) -> bool:
+        return self.form is None or self.form.has_blob
 
 
-def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor) -> Iterator[_Reduced]:
-    """Yield the reduced numbers of each cell.
+def _head(own: Packed | None, *, merges: bool) -> tuple[list[float], list[float]]:
+    """Return what a rank tells the others of a cell: numbers to sum, and numbers whose maximum is taken."""
+    form = None if own is None else own.form
+    sums = [float(own is not None), float(form is not None), float(merges and form is None)]
+    if form is None:
+        return sums, [NOTHING] * 5
+    return sums, [form.digest, -form.digest, form.sums, form.maxima, form.has_blob]
 
-    The sums of all cells are preceded by a head for each cell: the number of contributors, the number of ranks on which
-    some state does not fit, and for each node whether the computing rank has no data.
-    """
-    ends = list(accumulate(2 + len(layout.nodes) for layout in layouts))
-    heads = sums[: ends[-1]].tolist()
-    of_cells = sums[ends[-1] :].split_with_sizes([layout.sums for layout in layouts])
-    largest_of_cells = maxima.split_with_sizes([layout.maxima for layout in layouts])
-    for layout, end, own, largest in zip(layouts, ends, of_cells, largest_of_cells, strict=True):
-        contributors, misfits, *lacks = heads[end - 2 - len(layout.nodes) : end]
-        lacking = any(lacks) and any(lack and held for lack, held in zip(lacks, layout.holders(own), strict=True))
-        yield _Reduced(int(contributors), bool(misfits or lacking), own, largest)
+
+def _agreed(contributors: float, holders: float, lacking: float, digest: float, minus: float, *sizes: float) -> _Cell:
+    """Return what follows from the reduced heads: states are sent in full if a rank that computes has none."""
+    is_one = holders and not lacking and digest == -minus and min(sizes) >= 0 and sum(sizes) <= _MOST_NUMBERS
+    form = Form(digest, int(sizes[0]), int(sizes[1]), bool(sizes[2])) if is_one else None
+    return _Cell(int(contributors), int(holders), form)
 
 
 def _columns(received: list[bytes], number: int) -> list[list[bytes]]:
@@ -236,5 +190,6 @@ def _columns(received: list[bytes], number: int) -> list[list[bytes]]:
                 "ranks."
             )
         for column, part in zip(columns, parts, strict=True):
-            column.append(part)
+            if part:  # it has data
+                column.append(part)
     return columns

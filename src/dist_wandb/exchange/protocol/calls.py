@@ -7,8 +7,7 @@ is posted, so ranks that log names in different orders still contribute to the s
 A *series* is what ranks agree on before they contribute: a number under a name, or an attachment, which is a value that
 the ranks combine by an exchange of its own: states of a metric, a table, images. The rounds treat an attachment as a
 series without numbers, to find out which ranks have one, and when all of them do. Ranks agree on series as texts. The
-text of a number is its name; the text of an attachment also contains its kind and layout, because ranks whose metrics
-have different states cannot combine them.
+text of a number is its name; the text of an attachment also contains its kind.
 
 Before a round, a rank tells the others which calls it offers, and its state (`Offer`). Calls that follow each other
 with the same names form a block; so ranks that log the same send equal bytes, which a group passes on once for all of
@@ -44,7 +43,6 @@ class Series(NamedTuple):
 
     name: str  # as the user gave it
     kind: str = NUMBER  # `NUMBER`, or the kind of the attachment
-    layout: str = ""  # its structure, if ranks have to agree on it
 
     @property
     def text(self) -> str:
@@ -53,9 +51,8 @@ class Series(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def series_of(text: str) -> Series:
-    name, _, rest = text.partition(_SEPARATOR)
-    kind, separator, layout = rest.partition(_SEPARATOR)
-    return Series(name, kind, layout) if separator else Series(text)
+    name, _, kind = text.partition(_SEPARATOR)
+    return Series(name, kind or NUMBER)
 
 
 def is_attached(text: str) -> bool:
@@ -144,19 +141,6 @@ class Outbox:
         occurrences = tuple([counts.get(name, 0) for name in names])
         counts.update((name, number + 1) for name, number in zip(names, occurrences, strict=True))
         return occurrences
-
-    def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
-        """Move values that wait under a name to another name; return the former and the new cell of each value."""
-        renamed = []
-        for index, call in enumerate(self.waiting):
-            if old in call.names:
-                at = call.names.index(old)
-                (number,) = self._count(call.step, (new,))
-                names = (*call.names[:at], new, *call.names[at + 1 :])
-                numbers = (*call.occurrences[:at], number, *call.occurrences[at + 1 :])
-                self.waiting[index] = call._replace(names=names, occurrences=numbers)
-                renamed.append((Key(old, call.step, call.occurrences[at]), Key(new, call.step, number)))
-        return renamed
 
     def take(self, number: int) -> Sequence[Call]:
         self.last = list(islice(self.waiting, number))
