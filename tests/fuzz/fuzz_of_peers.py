@@ -40,8 +40,8 @@ def _blobs() -> list[bytes]:
         torch.empty(0, 3, dtype=torch.int8),
         [(4, 5), b"raw", "text", None, [torch.ones(2, dtype=torch.complex64)], torch.bfloat16],
     ]
-    blobs = [encode(items), *(b"".join(snapshot.in_full(1)) for snapshot in snapshots)]
-    return [*blobs, *(blob for snapshot in snapshots if (blob := b"".join(snapshot.packed(1).blob)))]
+    in_full = [blob for snapshot in snapshots if (blob := b"".join(snapshot.in_full(1)))]  # those with data
+    return [encode(items), *in_full, *(blob for snapshot in snapshots if (blob := b"".join(snapshot.packed(1).blob)))]
 
 
 def _read_blob(data: bytes) -> None:

@@ -160,6 +160,7 @@ class OwnRun:
         return metric
 
     def restore(self) -> None:
+        self._list = None  # which holds a connection to the store
         while self._restore:
             self._restore.pop()()
 
@@ -292,7 +293,9 @@ class OwnRun:
 
     def _shared(self) -> SharedList | None:
         store = self._config_sync.connection.store() if self._config_sync.connection.is_usable else None
-        if self._list is None and store is not None:
+        if store is None:
+            self._list = None
+        elif self._list is None:
             self._list = SharedList(store, f"alerts/{run_key(self._link.plan)}")
         return self._list
 
