@@ -66,7 +66,7 @@ def checks(workers: int, python: str = sys.executable) -> Mapping[str, tuple[Par
         Part("ruff format", (str(_BIN / "ruff"), "format", "--check"), is_pytest=False),
         Part("import-linter", (str(_BIN / "lint-imports"),), is_pytest=False),
         Part("sizes", (sys.executable, "scripts/sizes.py"), is_pytest=False),
-        Part("house", (sys.executable, "scripts/house.py", "--log"), is_pytest=False),
+        Part("house", (sys.executable, "scripts/house.py", "--log"), is_pytest=False, is_beside=True),
         Part("mypy", (str(_BIN / "mypy"),), is_pytest=False),
         Part("site", ("env", "NO_MKDOCS_2_WARNING=1", str(_BIN / "mkdocs"), "build", "--strict"), is_pytest=False),
     )
