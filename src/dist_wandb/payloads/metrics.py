@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import as_tensor, event_after, has_passed, on_host, wait_for
@@ -36,10 +36,6 @@ from dist_wandb.payloads.metric_states import (
     updates_of,
     walk,
 )
-
-if TYPE_CHECKING:  # `import dist_wandb` imports neither
-    pass
-
 
 _LEAST_SIZE = 8192  # bytes of a snapshot besides its states, mostly of its private copy of the metric
 _OF_TENSOR = 1024  # bytes of a tensor besides its numbers

@@ -292,7 +292,8 @@ class OwnRun:
         )
 
     def _shared(self) -> SharedList | None:
-        store = self._config_sync.connection.store() if self._config_sync.connection.is_usable else None
+        connection = self._config_sync.connection
+        store = connection.store() if connection.is_usable else None
         if store is None:
             self._list = None
         elif self._list is None:

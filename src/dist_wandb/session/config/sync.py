@@ -27,9 +27,9 @@ Secrets are never written to the store (`settings.config_values`).
 A refresh publishes what is new on this rank, once per heartbeat or at once, never twice at the same time. It may also
 poll the other ranks, a request to the job's store. A session's thread polls when the exchange reports that some rank
 has published something. Otherwise it polls, for messages from ranks of other units, when this rank has not polled for
-`_SELDOM`. A read refreshes and polls once per heartbeat, or at once for a
-missing name. `flush` and `finish` do so at once, for a second at most. `log` never does. If a unit has one rank, or
-with ``reduce=None``, there is no thread: then only reads, writes, `flush` and `finish` refresh.
+`_SELDOM`. A read refreshes and polls once per heartbeat, or at once for a missing name. `flush` and `finish` do so at
+once, for a second at most. `log` never does. If a unit has one rank, or with ``reduce=None``, there is no thread: then
+only reads, writes, `flush` and `finish` refresh.
 """
 
 from __future__ import annotations
