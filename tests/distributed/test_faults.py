@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torchmetrics
 from limits import Limit
-from units import QUICK, Ranks
+from units import QUICK, Ranks, eventually, threads_of_gloo
 
 from dist_wandb import gathered
 from dist_wandb.exchange import transport
@@ -132,3 +132,22 @@ def test_random_failures_in_a_burst_neither_lose_nor_duplicate_numbers(
     assert unit.last("own") == {step: step % 7 for step in range(300) if step % 7 < 3}
     assert sum(row["counted"] for row in unit.run.rows if "counted" in row) == sum(wanted.values())
     assert not unit.flagged()
+
+
+def test_connections_of_a_broken_group_are_closed_while_its_members_form_the_next_one(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each group has a thread of gloo with its connections. A handler that keeps records keeps their arguments."""
+    caplog.set_level("DEBUG", "dist_wandb")
+    faults, before = Faults(0, (10, 20)), threads_of_gloo()
+    break_some(monkeypatch, faults, IN_ONE_GROUP)
+    unit = ranks(3)
+    for step in range(50):
+        for rank in range(3):
+            unit.log(rank, {"x": rank}, step)
+        time.sleep(0.01)
+    assert faults.number > 1, "the test must disturb"
+    monkeypatch.undo()
+    eventually(lambda: threads_of_gloo() - before <= 3)
+    unit.close()
+    assert unit.last("x") == dict.fromkeys(range(50), 1.0)

@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -238,3 +239,12 @@ def eventually(condition: Callable[[], object], within: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"
         time.sleep(0.01)
+
+
+def threads_of_gloo() -> int:
+    """Return the number of threads of this process that wait for messages of other members."""
+    number = 0
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # a thread that ends meanwhile
+            number += path.read_text() == "gloo_tcp_loop\n"
+    return number

@@ -266,20 +266,20 @@ class Worker:
         if participation.catch_up(generation):
             return None
         generation, membership = participation.enter(generation), participation.joined
+        is_broken = False
         try:
             group = membership.forming.form(generation, self._should_abort, lambda: time.monotonic() >= self.late_from)
             self.cycle.begin(group, generation.members, membership.presence.global_ranks.update)
             while not (outcome := self._round()).regroup:
                 if outcome.closed:
                     return None
-        except BrokenError as error:
-            self.cycle.close()
-            if self._context.lifecycle.is_stopped:
-                raise Stopped from None
-            _log.debug("dist_wandb: %s broke on rank %d: %s", generation, self._context.rank, error)
-            return participation.recover(generation)
+        except BrokenError as error:  # only its text is kept: its traceback keeps the group's connections open
+            _log.debug("dist_wandb: %s broke on rank %d: %s", generation, self._context.rank, str(error))
+            is_broken = True
         self.cycle.close()
-        return participation.admit(generation)
+        if is_broken and self._context.lifecycle.is_stopped:
+            raise Stopped
+        return participation.recover(generation) if is_broken else participation.admit(generation)
 
     def _round(self) -> Outcome:
         self._await_turn()

@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from fakes import OnRanks
 from limits import Limit
+from units import threads_of_gloo
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import BrokenError, destroy_closed, gloo, members_of, tree, tree_of, undestroyed
@@ -415,15 +415,6 @@ def test_a_collective_that_completes_right_after_a_wait_slice_succeeds() -> None
     assert works[0].slices == 1
     with pytest.raises(BrokenError, match="gone"):
         group.reduce([1.0], [])
-
-
-def threads_of_gloo() -> int:
-    """Return the number of threads of this process that wait for messages of other members."""
-    number = 0
-    for path in Path("/proc/self/task").glob("*/comm"):
-        with suppress(OSError):  # a thread that ends meanwhile
-            number += path.read_text() == "gloo_tcp_loop\n"
-    return number
 
 
 def test_a_closed_group_is_destroyed_after_its_collectives_end() -> None:
