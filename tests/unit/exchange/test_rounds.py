@@ -261,6 +261,21 @@ def test_rows_without_a_rank_that_has_failed_and_ends_are_flagged() -> None:
     assert rows == [(0, {"loss": 1.0}, 0), (1, {"loss": 2.0}, 0), (2, {"loss": 4.0}, 1), (2, {"only": 5.0}, 0)]
 
 
+def test_rows_of_new_names_without_a_rank_that_has_failed_are_flagged_once() -> None:
+    """The ranks log the names in different orders, so that all rows are written by one round."""
+    unit = Unit(2)
+    for step, name in itertools.product(range(3), "abc"):
+        unit.log(0, {name: 1.0}, step)
+    for name in "cba":
+        unit.log(1, {name: 1.0}, 0)
+    unit.machines[1].intent, unit.machines[0].intent = Intent.FAILING, Intent.CLOSING
+    unit.settle()
+    unit.die(1)
+    unit.settle()
+    rows = [(row.step, row.names, row.missing, row.corrects) for row in unit.rows]
+    assert rows == [(step, (name,), min(step, 1), False) for step in range(3) for name in "abc"]
+
+
 def test_one_request_makes_all_ranks_regroup() -> None:
     unit = Unit(2)
     for machine in unit.machines:

@@ -108,7 +108,7 @@ class Contributors:
             if (usual is not None and rank in usual)
             or (self.latest.of(rank)[0] == NEVER and (rank in self.lost or born <= since))
             or (rank in self.lost and born <= since and (usual is None or rank in self._progress[name].without))
-            or (usual is None and rank in self.lost and self._has_given(rank, name))
+            or (usual is None and rank not in self.silent and self._has_given(rank, name))
         )
 
     def _has_given(self, rank: int, name: str) -> bool:
