@@ -83,7 +83,6 @@ class OwnConfig:
         message = PublishedRun(
             values=values,
             withheld=withheld,
-            given=self.sync.comparison.digests,
             imposed=self._imposed,
             metadata=run_metadata.metadata_of(self._run),
         )

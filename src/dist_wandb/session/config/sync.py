@@ -109,7 +109,7 @@ class ConfigSync:
         is_coordinator = self.connection.topology.is_coordinator
         if self._target is None:
             self.key = None if is_coordinator else run_key("" if plan.announces else unit)
-            self.own_names = set(self.comparison.given) if plan.announces or plan.run_mode == "new" else None
+            self.own_names = set() if plan.announces or plan.run_mode == "new" else None
         if isinstance(run, NullRun):
             self._target = LocalConfig(self)
             run.show(config=ConfigView(self._target))
@@ -198,9 +198,7 @@ class ConfigSync:
             return
         values, withheld = run["values"], run["withheld"]
         if not self.is_known and self.own_names is not None:
-            given = run["given"]
-            self.own_names -= {name for name, digest in self.comparison.digests.items() if given.get(name) == digest}
-            self.own_names |= set() if isinstance(target, LocalConfig) else target.names_of_earlier_starts(values)
+            self.own_names |= self.comparison.own_names() | self.own.names_of_earlier_starts(values)
         self._imposed = frozenset(run["imposed"])
         kept = (self.own_names or set()) - self._imposed
         seen, self._seen = self._seen, {name: (value, withheld.get(name)) for name, value in values.items()}
