@@ -62,8 +62,8 @@ class Relay:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._until = math.inf  # when receiving ends, by the monotonic clock
-        self._threads: list[threading.Thread] = []  # the first one accepts children
-        self._connections: set[Connection] = set()
+        self._accepting: threading.Thread | None = None  # the thread that accepts children, after `open`
+        self._children: dict[Connection, threading.Thread] = {}  # their connections, and the threads that read these
         in_forks.add(self)
 
     def copied(self, *, waits: bool) -> RemoteSession:
@@ -80,7 +80,8 @@ class Relay:
                 try:
                     self._listener, path = _listener()
                     self._remove = weakref.finalize(self, _remove, path, os.getpid())
-                    self._start_thread(self._accept, self._listener)
+                    self._accepting = _thread(self._accept, self._listener)
+                    self._accepting.start()
                     self.address = Address(path, self._key)
                 except (OSError, RuntimeError):  # no socket, or no thread: children warn when they log
                     self._closing.set()
@@ -97,7 +98,7 @@ class Relay:
         self.is_fork = True
         self._stop_listening()
         # Otherwise, connected children would not notice the end of the parent: a full socket would block them forever.
-        for connection in self._connections:
+        for connection in self._children:
             connection.close()
 
     def close(self, *, failed: bool = False) -> None:
@@ -107,30 +108,23 @@ class Relay:
         with self._lock:
             self._until = time.monotonic() + (0.0 if failed else _LAST_ROWS)
             self._closing.set()
-        if self.address is None:
+        if self.address is None or self._accepting is None:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)
             client.connect(self.address.path)  # wakes up the thread that waits for the next child
-        for threads in (slice(1), slice(1, None)):  # after the first one, no further thread starts
-            for thread in self._threads[threads]:
-                thread.join(max(0.0, self._until - time.monotonic()))
+        self._accepting.join(max(0.0, self._until - time.monotonic()))
+        for thread in filter(threading.Thread.is_alive, [*self._children.values()]):  # no further one starts
+            thread.join(max(0.0, self._until - time.monotonic()))
         self._stop_listening()
-        for connection in self._connections.copy():
+        for connection in [*self._children]:
             with self._lock:  # the number of a closed socket may be in use again
-                if connection in self._connections:
+                if connection in self._children:
                     _shut_down(connection)  # its thread closes it
-
-    def _start_thread(self, target: Callable[[Any], None], argument: Any) -> None:
-        thread = threading.Thread(target=target, args=(argument,), name="dist_wandb-relay", daemon=True)
-        thread.start()
-        self._threads = [*(held for held in self._threads if held.is_alive()), thread]
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
             is_over = self._closing.is_set()  # connections made before are still accepted
-            if is_over and time.monotonic() > self._until:
-                return
             try:
                 if wait([listener], 0.0 if is_over else _PAUSE):
                     self._accept_one(listener.accept()[0])
@@ -147,10 +141,9 @@ class Relay:
             return
         accepted.setblocking(True)
         connection = Connection(accepted.detach())
-        with self._lock:
-            self._connections.add(connection)
+        self._children[connection] = _thread(self._serve, connection)
         try:
-            self._start_thread(self._serve, connection)
+            self._children[connection].start()
         except RuntimeError:  # no more threads: the child warns
             self._drop(connection)
 
@@ -184,25 +177,27 @@ class Relay:
     def _drop(self, connection: Connection) -> None:
         with self._lock:
             _shut_down(connection)
-            self._connections.discard(connection)
+            del self._children[connection]
             connection.close()
+
+
+def _thread(target: Callable[[Any], None], argument: Any) -> threading.Thread:
+    return threading.Thread(target=target, args=(argument,), name="dist_wandb-relay", daemon=True)
 
 
 def _listener() -> tuple[socket.socket, str]:
     """Listen in the directory for temporary files, or in another one if its path is too long for a socket's."""
     for directory in filter(None, (Path(tempfile.gettempdir()), runtime_directory(), Path("/tmp"))):  # noqa: S108
-        with suppress(OSError):
-            private = tempfile.mkdtemp(prefix="dist-wandb-", dir=directory)  # mode 0700
-            path = str(Path(private, "socket"))
-            with suppress(OSError), ExitStack() as unless_it_listens:
-                listener = unless_it_listens.enter_context(socket.socket(socket.AF_UNIX))
-                if len(os.fsencode(path)) <= _LONGEST:
-                    listener.bind(path)
-                    listener.listen(_BACKLOG)
-                    listener.setblocking(False)
-                    unless_it_listens.pop_all()
-                    return listener, path
-            _remove(path, os.getpid())
+        with suppress(OSError), ExitStack() as unless_it_listens:
+            path = str(Path(tempfile.mkdtemp(prefix="dist-wandb-", dir=directory), "socket"))  # mode 0700
+            unless_it_listens.callback(_remove, path, os.getpid())
+            listener = unless_it_listens.enter_context(socket.socket(socket.AF_UNIX))
+            if len(os.fsencode(path)) <= _LONGEST:
+                listener.bind(path)
+                listener.listen(_BACKLOG)
+                listener.setblocking(False)
+                unless_it_listens.pop_all()
+                return listener, path
     raise OSError
 
 

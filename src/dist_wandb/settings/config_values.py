@@ -128,7 +128,7 @@ def redacted(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, (bool, int, float, bytes)):
         return value
     if isinstance(value, str):
-        return _HIDDEN if _looks_secret(value) else value
+        return _HIDDEN if value == HIDDEN or _looks_secret(value) else value
     if depth < DEEPEST and isinstance(value, Mapping):
         old = dict(value.items())
         new = {name: _HIDDEN if is_secret(name, item) else redacted(item, depth + 1) for name, item in old.items()}

@@ -7,28 +7,26 @@ find a difference claims a key, and warns for all. With ``"check"`` the coordina
 result, which all ranks read before they open anything. A rank that times out waiting for it claims a result without
 differences, so that either all ranks raise or none does.
 
-Objects that neither JSON nor W&B support are compared by their repr, without addresses. Names whose values differ
-between ranks by nature (`differs_by_rank`) are omitted, at any depth. A difference is shown in 40
-characters, and found by a digest.
+Values are compared as JSON holds them (`encoded`), objects by their repr, without addresses. Names whose values differ
+between ranks by nature (`differs_by_rank`) are omitted, at any depth.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, TypedDict, TypeVar, get_origin, get_type_hints
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.job.job_store import JobStore, RankValues
+from dist_wandb.job.job_store import JobStore, RankValues, not_of_a_rank
 from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller
 from dist_wandb.notices import Line, users_line, warn
-from dist_wandb.settings.config_values import DEEPEST, LEVEL, encoded, given_values, shown, without_secrets
+from dist_wandb.settings.config_values import DEEPEST, LEVEL, decoded, encoded, given_values, is_secret, redacted, shown
 from dist_wandb.settings.options import Limits, Options
 
 _T = TypeVar("_T")
@@ -54,18 +52,11 @@ _NAMES_OF_RANKS = frozenset(
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-class Compared(TypedDict):
-    """A value, for other ranks to compare with theirs."""
-
-    text: str
-    digest: str
-
-
 class GivenConfig(TypedDict):
-    """The config that a rank was given, and the run that it was asked for."""
+    """The config that a rank was given, `redacted`, and the run that it was asked for: both `encoded`."""
 
-    values: dict[str, Compared]
-    run: dict[str, Compared]
+    values: dict[str, Any]
+    run: dict[str, Any]
 
 
 class Version(TypedDict):
@@ -80,31 +71,13 @@ class PublishedRun(TypedDict):
 
     values: dict[str, Any]  # its config, without secrets, and what it lacks: `config_values.publishable`
     withheld: dict[str, str]
-    given: dict[str, str]  # digests of what this rank was given, by which followers find values that differ from theirs
     imposed: list[str]  # names whose values come from a sweep, and replace those that any rank was given
     metadata: dict[str, Any]
 
 
-def checked(message: Any, kind: type[_T], key: str) -> _T:
-    """Return a message from the job's store; raise `ConfigurationError` if it is not of this `kind`."""
-    if not fits(message, kind):
-        raise ConfigurationError(
-            f"The job's store holds {str(message)[:100]!r} as {key!r}, which is not a {kind.__name__}. Something else "
-            "writes to the store, or a rank has another version of dist_wandb: install the same one on all ranks."
-        )
-    return message  # type: ignore[no-any-return]  # just checked
-
-
-def fits(value: Any, kind: Any) -> bool:
-    origin, of = get_origin(kind) or kind, get_args(kind)
-    if origin is dict:
-        return isinstance(value, dict) and all(fits(item, of[1]) for item in value.values())
-    if origin is list:
-        return isinstance(value, list) and all(fits(item, of[0]) for item in value)
-    if is_typeddict(kind):
-        fields = get_type_hints(kind).items()
-        return isinstance(value, dict) and all(name in value and fits(value[name], field) for name, field in fields)
-    return kind is Any or type(value) is kind
+def fits(message: Any, kind: type[Any]) -> bool:
+    of = get_type_hints(kind).items()
+    return isinstance(message, dict) and all(isinstance(message.get(name), get_origin(one) or one) for name, one in of)
 
 
 def run_key(unit: str) -> str:
@@ -145,9 +118,15 @@ class Connection:
         return None if found is None else found.beside("config_sync", caller)
 
     def try_get(self, key: str, kind: type[_T]) -> _T | None:
+        """Return a message of this `kind`; raise `ConfigurationError` if it is another one."""
         job_store = self.store()
         message = None if job_store is None else job_store.try_get(key)
-        return None if message is None else checked(message, kind, key)
+        if message is None or fits(message, kind):
+            return message
+        raise ConfigurationError(
+            f"The job's store holds {str(message)[:100]!r} as {key!r}, which is not a {kind.__name__}. Something else "
+            "writes to the store, or a rank has another version of dist_wandb: install the same one on all ranks."
+        )
 
     def is_first(self, key: str) -> bool:
         """Claim a key. Return whether no other rank has claimed it before; `True` if that cannot be determined."""
@@ -169,26 +148,6 @@ def differs_by_rank(name: str) -> bool:
     return LEVEL.split(name)[-1].strip("-_").replace("-", "_").lower() in _NAMES_OF_RANKS
 
 
-def comparable(
-    values: Mapping[str, Any], given: Mapping[str, Any] | None = None, *, with_ranks: bool = False
-) -> dict[str, Compared]:
-    """Return what other ranks need to compare values with their own: by name, the shortened repr and a digest.
-
-    `values` has no secrets; `given` may have them, and is shown instead, without. Unless `with_ranks`, values that
-    differ by rank by nature, such as ``local_rank``, are left out at any depth.
-    """
-    return {
-        name: Compared(
-            text=text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…",
-            digest=hashlib.blake2b(json.dumps(compared, sort_keys=True).encode(), digest_size=32).hexdigest(),
-        )
-        for name, value in values.items()
-        if with_ranks or not differs_by_rank(name)
-        for text in [shown(value if given is None else given[name])]
-        for compared in [encoded(value) if with_ranks else _without_ranks(encoded(value))]
-    }
-
-
 def _without_ranks(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_ranks(item) for item in value]
@@ -197,12 +156,25 @@ def _without_ranks(value: Any) -> Any:
     return value
 
 
-def differences(mine: Mapping[str, Compared], rank: int, theirs: Mapping[str, Compared], other_rank: int) -> list[str]:
-    """Describe each differing name of two results of `comparable`: ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``."""
+def are_equal(one: Any, other: Any) -> bool:
+    """Return whether two `encoded` values are the same: NaN is, ``1`` and ``True`` are not."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _short(value: Any) -> str:
+    text = shown(decoded(value))
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+
+
+def differences(mine: Mapping[str, Any], rank: int, theirs: Mapping[str, Any], other_rank: int) -> list[str]:
+    """Describe each differing name of two parts of a `GivenConfig`: ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``.
+
+    Values that differ by rank by nature, such as ``local_rank``, are left out at any depth.
+    """
     return [
-        f"{name!r} is {mine[name]['text']} on rank {rank}, but {theirs[name]['text']} on rank {other_rank}"
-        for name in mine
-        if name in theirs and mine[name]["digest"] != theirs[name]["digest"]
+        f"{name!r} is {_short(mine[name])} on rank {rank}, but {_short(theirs[name])} on rank {other_rank}"
+        for name, value in _without_ranks(mine).items()
+        if name in theirs and not are_equal(value, _without_ranks(theirs[name]))
     ]
 
 
@@ -218,25 +190,32 @@ class Comparison:
         self.run: Mapping[str, Any] = run
         self.given: dict[str, Any] = _as_it_is(given_values(config))
         self.opened_at: Line | None = users_line()  # the user's line that opened the session, for warnings
-        self._options = options
+        self._mode, self._scope = options.run_mode, options.rank_scope
         self._connection = connection
-        is_coordinator, is_off = connection.topology.is_coordinator, options.config_sync == "off"
-        self._has_compared = is_off or is_coordinator
-        self._has_published = is_off or not is_coordinator
+        self._is_coordinator = connection.topology.is_coordinator
+        self._key = f"{GIVEN}/{connection.topology.coordinator}"
+        # With `new`, each rank has a run of its own.
+        is_silent = options.config_sync == "off" or (options.config_sync == "warn" and options.run_mode == "new")
+        self._has_compared = is_silent or self._is_coordinator
+        self._first: GivenConfig | None = None
+
+    @cached_property
+    def message(self) -> GivenConfig:
+        given = {name: redacted(value, 1) for name, value in self.given.items() if not is_secret(name, value)}
+        return GivenConfig(values=encoded(given), run=encoded(self.run))
 
     def check(self) -> None:
         """Raise `ConfigurationError` on all ranks if they were not given the same config. Waits for all of them."""
-        job_store, topology = self._connection.open(), self._connection.topology
+        job_store, rank, main = self._connection.open(), self._connection.rank, self._connection.topology.coordinator
         if job_store is None:
             raise RendezvousError(
-                f"config_sync='check' compares the configs of all ranks, but rank {topology.global_rank} has no store "
+                f"config_sync='check' compares the configs of all ranks, but rank {rank} has no store "
                 "through which to reach them. Call init_process_group first, or start the job with torchrun."
             )
         given = RankValues(job_store, ALL_GIVEN)
-        given.publish(self._message)
-        if topology.is_coordinator:
+        given.publish(self.message)
+        if self._is_coordinator:
             self.publish_given()
-            main = topology.coordinator
             if given.try_get_all(job_store.timeout) is None:  # those that do not publish theirs in time are left out
                 missing = given.missing()
                 theirs = "its config is" if len(missing) == 1 else "their configs are"
@@ -246,17 +225,20 @@ class Comparison:
                     "never waits.",
                     self.opened_at,
                 )
-            messages, mine = given.read(), self._message["values"]
-            readable = {rank: message["values"] for rank, message in messages.items() if fits(message, GivenConfig)}
-            found = [text for rank, values in readable.items() for text in differences(values, rank, mine, main)]
-            found += [f"that of rank {rank} cannot be read" for rank in messages if rank not in readable]
-            result = job_store.claim(RESULT, found)
+            found: list[str] = []
+            for other, message in given.read().items():
+                if fits(message, GivenConfig):
+                    found += differences(message["values"], other, self.message["values"], main)
+                else:
+                    found.append(f"that of rank {other} cannot be read")
+            found = job_store.claim(RESULT, found)
         else:
             try:
-                result = job_store.wait_get(RESULT, f"rank {topology.coordinator}")
+                found = job_store.wait_get(RESULT, f"rank {main}")
             except RendezvousError:  # later ranks read this result, so all continue or none
-                result = job_store.claim(RESULT, [])
-        found = checked(result, list[str], RESULT)  # how they differ
+                found = job_store.claim(RESULT, [])
+        if not isinstance(found, list):
+            raise not_of_a_rank("the result of config_sync='check'", found, self._connection.topology)
         if found:
             raise ConfigurationError(
                 f"config_sync='check', but the ranks were given different configs: {listed(found)}. "
@@ -264,26 +246,35 @@ class Comparison:
             )
 
     def publish_given(self) -> None:
-        job_store = None if self._has_published else self._connection.store()
+        job_store = self._connection.store() if self._is_coordinator and self._first is None else None
         if job_store is not None:
-            job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message)
-            self._has_published = True
+            job_store.publish(self._key, self.message)
+            self._first = self.message
             self._connection.publications += 1
+
+    def first(self) -> GivenConfig | None:
+        """Return what the coordinator was given, once that is published."""
+        if self._first is None:
+            self._first = self._connection.try_get(self._key, GivenConfig)
+        return self._first
+
+    def own_names(self) -> set[str]:
+        """Return the names that this rank was given with another value than the coordinator, which is published."""
+        first = self.first()
+        mine, theirs = self.message["values"], {} if first is None else first["values"]
+        equal = {name for name in mine if name in theirs and are_equal(mine[name], theirs[name])}
+        return self.given.keys() - equal
 
     def compare(self) -> None:
         """On the other ranks, compare the given config with the coordinator's, once it is published."""
-        main, rank = self._connection.topology.coordinator, self._connection.rank
-        first = None if self._has_compared else self._connection.try_get(f"{GIVEN}/{main}", GivenConfig)
+        first = None if self._has_compared else self.first()
         if first is None:
             return
         self._has_compared = True
-        if self._options.config_sync == "warn" and self._options.run_mode == "new":  # each rank has its own run
-            return
-        message = self._message
-        mine = differences(message["values"], rank, first["values"], main)
-        asked = differences(message["run"], rank, first["run"], main)
-        mode = self._options.run_mode
-        is_other = asked and mode != "new" and (mode, self._options.rank_scope) != ("auto", "worker")
+        main, rank, mode = self._connection.topology.coordinator, self._connection.rank, self._mode
+        mine = differences(self.message["values"], rank, first["values"], main)
+        asked = differences(self.message["run"], rank, first["run"], main)
+        is_other = asked and mode != "new" and (mode, self._scope) != ("auto", "worker")
         if is_other and self._connection.is_first(OTHER_RUNS):
             warn(
                 f"The ranks were asked to open different runs: {listed(asked)}. With run_mode={mode!r} they log to one "
@@ -300,16 +291,6 @@ class Comparison:
                 self.opened_at,
                 may_raise=False,  # which thread finds it depends on timing
             )
-
-    @cached_property
-    def digests(self) -> dict[str, str]:
-        compared = comparable(without_secrets(self.given), with_ranks=True)
-        return {name: one["digest"] for name, one in compared.items()}
-
-    @cached_property
-    def _message(self) -> GivenConfig:
-        values = comparable(without_secrets(self.given), self.given)
-        return GivenConfig(values=values, run=comparable(self.run, with_ranks=True))
 
 
 def _as_it_is(value: Any, depth: int = 0) -> Any:

@@ -13,7 +13,6 @@ and `finish` find them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,7 +62,8 @@ class OwnConfig:
             with suppress(TypeError):  # the same applies if wandb's config does not allow another class
                 if not isinstance(self._config, _Guarded):
                     kind: Any = type(self._config)
-                    object.__setattr__(self._config, "__class__", _guarded_kind(kind))
+                    guarded = type(kind.__name__, (_Guarded, kind), {"__module__": kind.__module__})
+                    object.__setattr__(self._config, "__class__", guarded)
                 object.__setattr__(self._config, _GUARD, self)
 
     def release(self) -> None:
@@ -83,7 +83,6 @@ class OwnConfig:
         message = PublishedRun(
             values=values,
             withheld=withheld,
-            given=self.sync.comparison.digests,
             imposed=self._imposed,
             metadata=run_metadata.metadata_of(self._run),
         )
@@ -126,16 +125,10 @@ class OwnConfig:
 
     def writable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return arguments of `wandb.init` with a plain `config`; what W&B cannot hold becomes text, with a warning."""
-        config = init_arguments.get("config")
-        values = given_values(config)
-        chosen = run_metadata.chosen_config(init_arguments)
-        writable = {**values, **self._holdable(chosen)}
-        is_wandbs_kind = not isinstance(config, Mapping) or isinstance(config, dict)
-        given = config if isinstance(config, dict) else getattr(config, "__dict__", {})
-        is_exact = all(isinstance(name, str) and writable.get(name, value) is value for name, value in given.items())
-        if is_wandbs_kind and is_exact and values.keys() <= given.keys():
+        values = given_values(init_arguments.get("config"))
+        if not values:  # such as a file that wandb reads itself
             return init_arguments
-        return {**init_arguments, "config": writable}
+        return {**init_arguments, "config": {**values, **self._holdable(run_metadata.chosen_config(init_arguments))}}
 
     def _holdable(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return values with text in place of those that W&B cannot hold; warn once in the job of these names."""
@@ -254,8 +247,3 @@ def _read(config: Any) -> dict[str, Any]:
         return given_values(config)
     above = _unguarded(config)
     return {str(name): above.__getitem__(name) for name in above.keys()}  # noqa: SIM118  # not a mapping
-
-
-@functools.cache
-def _guarded_kind(kind: type[Any]) -> type[Any]:
-    return type(kind.__name__, (_Guarded, kind), {"__module__": kind.__module__})

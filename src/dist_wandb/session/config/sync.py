@@ -71,7 +71,7 @@ class ConfigSync:
         self.connection: Connection = Connection(options.limits, topology)
         self.comparison: Comparison = Comparison(options, self.connection, config, run)
         self.own: OwnConfig = OwnConfig(self)
-        self._target: OwnConfig | LocalConfig | None = None
+        self.local: LocalConfig | None = None  # on a rank without a run
         self._heartbeat = interval(options.limits.heartbeat, topology.world_size)
         self._lock = threading.RLock()
         self._is_busy = False  # reads and writes of the config by this thread do not start another refresh
@@ -107,18 +107,18 @@ class ConfigSync:
     def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
         """Publish, follow or show the config of a run, depending on this rank's part; or continue with another run."""
         is_coordinator = self.connection.topology.is_coordinator
-        if self._target is None:
-            self.key = None if is_coordinator else run_key("" if plan.announces else unit)
-            self.own_names = set(self.comparison.given) if plan.announces or plan.run_mode == "new" else None
+        self.key = None if is_coordinator else run_key("" if plan.announces else unit)
+        if plan.announces or plan.run_mode == "new":
+            self.own_names = self.own_names or set()
         if isinstance(run, NullRun):
-            self._target = LocalConfig(self)
-            run.show(config=ConfigView(self._target))
+            self.local = LocalConfig(self)
+            run.show(config=ConfigView(self.local))
             planned = plan if plan.base_id is not None else replace(plan, base_id=self.comparison.run.get("id"))
-            run.show_metadata(self._target.metadata, unit_run_id(planned))
+            run.show_metadata(self.local.metadata, unit_run_id(planned))
         else:
             units = [unit] if plan.announces else []
             units += [""] if is_coordinator and unit else []  # for the primaries of other units
-            self._target = self.own
+            self.local = None
             self.own.attach(run, tuple(map(run_key, units)))
         self.refresh(at_once=True)
 
@@ -184,11 +184,11 @@ class ConfigSync:
         self.comparison.publish_given()
         if polls:
             self.comparison.compare()
-            if self._target is not None and self.key is not None:
-                self._follow(self._target, self.key)
+            if self.key is not None:
+                self._follow(self.key)
         self.own.publish()
 
-    def _follow(self, target: OwnConfig | LocalConfig, key: str) -> None:
+    def _follow(self, key: str) -> None:
         version = self.connection.try_get(key + OF_VERSION, Version)
         if version is None:
             return
@@ -198,9 +198,7 @@ class ConfigSync:
             return
         values, withheld = run["values"], run["withheld"]
         if not self.is_known and self.own_names is not None:
-            given = run["given"]
-            self.own_names -= {name for name, digest in self.comparison.digests.items() if given.get(name) == digest}
-            self.own_names |= set() if isinstance(target, LocalConfig) else target.names_of_earlier_starts(values)
+            self.own_names |= self.comparison.own_names() | self.own.names_of_earlier_starts(values)
         self._imposed = frozenset(run["imposed"])
         kept = (self.own_names or set()) - self._imposed
         seen, self._seen = self._seen, {name: (value, withheld.get(name)) for name, value in values.items()}
@@ -208,7 +206,7 @@ class ConfigSync:
         new = filled(changed, withheld, self.comparison.given)
         self._version = version["number"]
         self.metadata = run_metadata.from_json(run["metadata"])
-        target.apply(values, new)
+        (self.local or self.own).apply(values, new)
 
     @property
     def is_known(self) -> bool:
@@ -221,10 +219,10 @@ class ConfigSync:
 
     def continue_in(self, run: Callable[[], AnyRun]) -> dict[str, Any]:
         """Answer, on a rank without a run, from the run of another session; return what was written on this rank."""
-        if not isinstance(self._target, LocalConfig):
+        if self.local is None:
             return {}
-        self._target.following = run
-        return self._target.written()
+        self.local.following = run
+        return self.local.written()
 
     def catch_up(self) -> None:
         """Refresh at once, but do not wait long for a store whose host has stalled."""
@@ -233,17 +231,17 @@ class ConfigSync:
             briefly(lambda: self.refresh(at_once=True), None, _CATCH_UP)
 
     def known(self) -> dict[str, Any]:
-        return dict(self.comparison.given) if self._target is None else self._target.known()
+        return (self.local or self.own).known()
 
     def expect(self, values: Mapping[str, Any]) -> None:
         """Warn if a rank without a run, which has used these values already, gets other ones from the primary."""
-        if isinstance(self._target, LocalConfig):
-            self._target.expect(values)
+        if self.local is not None:
+            self.local.expect(values)
 
     @property
     def has_run_ended(self) -> bool:
         """Whether this rank has no run, and the user was found to have finished the run that it logs to."""
-        return isinstance(self._target, LocalConfig) and self._has_ended
+        return self.local is not None and self._has_ended
 
     def close(self) -> None:
         self.connection.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices, users_line, warn
@@ -117,14 +117,6 @@ class LocalConfig:
             )
 
 
-class Source(Protocol):
-    """Where a `ConfigView` has its values from; the `name` is the one that is wanted of all."""
-
-    def read(self, name: str | None = None) -> Mapping[str, Any]: ...
-
-    def write(self, values: Mapping[str, Any]) -> None: ...
-
-
 class EarlyConfig:
     """The config that a script reads and writes before its session is open, and with the same object later."""
 
@@ -133,6 +125,7 @@ class EarlyConfig:
         self._early = early
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
+        """Return all values; the `name` is the one that is wanted."""
         if (session := self._session()) is None:
             return self._early()
         if name is not None:
@@ -159,9 +152,9 @@ class ConfigView(Mapping[str, Any]):
 
     __slots__ = ("_source",)
     __class__ = property(lambda view: class_of("Config") or type(view))
-    _source: Source
+    _source: LocalConfig | EarlyConfig
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: LocalConfig | EarlyConfig) -> None:
         object.__setattr__(self, "_source", source)
 
     def __getitem__(self, name: str) -> Any:

@@ -336,7 +336,7 @@ def test_a_fork_closes_the_sockets_of_the_relay(served: Served) -> None:
     child = served.child()
     assert child.flush()
     parts: Any = vars(served.relay)
-    (connection,) = parts["_connections"]
+    (connection,) = parts["_children"]
 
     def work() -> None:
         served.relay.after_fork()
