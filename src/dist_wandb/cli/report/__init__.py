@@ -47,7 +47,7 @@ from dist_wandb.wandb_files.finding import files_below, natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_run
 from dist_wandb.wandb_files.records import read_records
 from dist_wandb.wandb_files.runs import LocalRun, brought_together
-from dist_wandb.wandb_files.selection import flattened
+from dist_wandb.wandb_files.selection import flattened, timings_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
 from dist_wandb.wandb_files.stragglers import findings
@@ -171,6 +171,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> 
     job = first.job
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(named, job is not None, world)
+    timings = timings_of(brought_together(file.stored for file in files)[0].metrics)
     images: list[Image] = []
     tables: list[Table] = []
     missed: list[str] = []
@@ -214,8 +215,8 @@ def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> 
         charts=charts_of(drawing.metrics),
         system=charts_of(drawing.system),
         heat=heat_maps_of(drawing),
-        slowest=drawing.slowest(),
-        findings=findings(drawing.timings(), world or 0),
+        slowest=drawing.slowest(timings),
+        findings=findings(timings, world or 0),
         images=images,
         tables=tables,
         console=[
