@@ -64,28 +64,14 @@ class Diagnosis:
     warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The diagnosis as JSON values, without the API key."""
-        topology, setup, server = self.topology, self.setup, self.setup.server
-        known = ("mode", "problem", "entity", "project", "key_from", "inherits_service")
-        own = {
-            "launchers": [asdict(launcher) for launcher in self.launchers],
-            "plan": self.plan and asdict(self.plan),
-            "setup": {
-                **{name: getattr(setup, name) for name in known},
-                "has_key": setup.key is not None,
-                "base_url": server.shown if server is not None else "",
-                "base_url_from": server.source if server is not None else "",
-                "takes_key": server is not None and server.takes_key,
-            },
-            "server": self.server and asdict(self.server),
-            "versions": self.versions,
-            "errors": self.errors,
-            "warnings": self.warnings,
-        }
-        if topology is None:
-            return {"topology": None, **own}
-        fields = asdict(topology)
-        return {"sources": fields.pop("sources"), "topology": fields, **own}
+        """The diagnosis as JSON values, without the API key and the server's password."""
+        found, server = asdict(self), self.setup.server
+        setup = found["setup"]
+        del setup["server"], setup["key"]
+        setup["has_key"] = self.setup.key is not None
+        setup["base_url"], setup["base_url_from"] = (server.shown, server.source) if server else ("", "")
+        setup["takes_key"] = server is not None and server.takes_key
+        return {"sources": found["topology"].pop("sources"), **found} if self.topology else found
 
 
 def examine(

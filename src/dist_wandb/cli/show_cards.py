@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby, islice
@@ -19,15 +17,14 @@ from rich.text import Text
 from dist_wandb.cli.command import Column, fitting, number, number_of, sparkline, table_of
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import DistWandbError, in_words, visible
-from dist_wandb.settings.reduction import STEP, TIMES
 from dist_wandb.wandb_files.finding import files_below
-from dist_wandb.wandb_files.reading import Contents, MetricHistory, StoredRun, mean_of
+from dist_wandb.wandb_files.reading import Contents, MetricHistory, StoredRun
 from dist_wandb.wandb_files.records import PAUSE, read_records
 from dist_wandb.wandb_files.runs import LocalRun, Writer, brought_together
-from dist_wandb.wandb_files.selection import SPREAD, by_rank, of_rank, spreads_among
+from dist_wandb.wandb_files.selection import SPREAD, by_rank, of_rank, spreads_among, timings_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
-from dist_wandb.wandb_files.stragglers import EXCESS, RANK, Timing, findings
+from dist_wandb.wandb_files.stragglers import findings
 
 SPARKLINE_WIDTH = 32  # maximum length of a sparkline in characters; less on a narrow terminal
 STATES = {  # color and description, by state of a run
@@ -85,7 +82,7 @@ def _heading(run: LocalRun) -> Text:
             found.append("\n  ").append(f"! {visible(problem)}", "yellow")
     else:
         _add_writers(found, run)
-    for finding in findings(_timings_of(run.metrics), job.world_size if job else 0):
+    for finding in findings(timings_of(run.metrics), job.world_size if job else 0):
         found.append("\n  ").append(visible(finding), "bold red")
     stalls, count = stalls_of(part.directory for part in parts)
     for stall in stalls:
@@ -94,24 +91,6 @@ def _heading(run: LocalRun) -> Text:
     if count > len(stalls):
         found.append(f"\n  and {number_of(count - len(stalls), 'earlier stall')}")
     return found
-
-
-def _timings_of(metrics: Mapping[str, MetricHistory]) -> dict[str, Timing]:
-    found = {STEP: Timing(rows=metrics[STEP].count)} if STEP in metrics else {}
-    if RANK in metrics:
-        excess = mean_of(metrics[EXCESS].trend) if EXCESS in metrics else math.nan
-        found[RANK] = Timing(_counts(metrics[RANK]), metrics[RANK].count)
-        found[RANK].mean = metrics[RANK].count * excess if math.isfinite(excess) else 0.0
-    for name, spread in spreads_among(metrics).items():
-        if name.startswith(TIMES):
-            rows = metrics[name].count
-            sums = (rows * mean_of(metric.trend) for metric in (spread["max"], metrics[name], spread["min"]))
-            found[name] = Timing(_counts(spread["argmax_rank"]), rows, *sums)
-    return found
-
-
-def _counts(ranks: MetricHistory) -> Counter[int]:
-    return Counter({int(rank): count for rank, count in ranks.counts})
 
 
 def _add_writers(text: Text, run: LocalRun) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,8 +14,11 @@ from operator import eq, ge, gt, le, lt, ne
 from typing import Any, TypeVar
 
 from dist_wandb.errors import ConfigurationError, suggest
+from dist_wandb.settings.reduction import STEP, TIMES
 from dist_wandb.wandb_files.finding import natural_order
+from dist_wandb.wandb_files.reading import MetricHistory, mean_of
 from dist_wandb.wandb_files.runs import LocalRun
+from dist_wandb.wandb_files.stragglers import EXCESS, RANK, Timing
 
 _CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|==?|<|>)\s*(.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[float, float], bool]]
@@ -141,6 +145,25 @@ def spreads_among(metrics: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
     """Return the spread over ranks (by kind, as in `SPREAD`) of each metric that was logged with a complete spread."""
     of_names = {name: {kind: metrics.get(f"{name}/{kind}") for kind in SPREAD} for name in metrics}
     return {name: found for name, found in of_names.items() if None not in found.values()}  # type: ignore[misc]
+
+
+def timings_of(metrics: Mapping[str, MetricHistory]) -> dict[str, Timing]:
+    """Return the timings among metrics, as `stragglers.findings` needs them."""
+    found = {STEP: Timing(rows=metrics[STEP].count)} if STEP in metrics else {}
+    if RANK in metrics:
+        excess = mean_of(metrics[EXCESS].trend) if EXCESS in metrics else math.nan
+        found[RANK] = Timing(_counts(metrics[RANK]), metrics[RANK].count)
+        found[RANK].mean = metrics[RANK].count * excess if math.isfinite(excess) else 0.0
+    for name, spread in spreads_among(metrics).items():
+        if name.startswith(TIMES):
+            rows = metrics[name].count
+            sums = (rows * mean_of(metric.trend) for metric in (spread["max"], metrics[name], spread["min"]))
+            found[name] = Timing(_counts(spread["argmax_rank"]), rows, *sums)
+    return found
+
+
+def _counts(ranks: MetricHistory) -> Counter[int]:
+    return Counter({int(rank): count for rank, count in ranks.counts})
 
 
 def by_rank(names: Iterable[str]) -> list[str]:

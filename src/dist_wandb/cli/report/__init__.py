@@ -47,7 +47,7 @@ from dist_wandb.wandb_files.finding import files_below, natural_order
 from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_run
 from dist_wandb.wandb_files.records import read_records
 from dist_wandb.wandb_files.runs import LocalRun, brought_together
-from dist_wandb.wandb_files.selection import flattened
+from dist_wandb.wandb_files.selection import flattened, timings_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
 from dist_wandb.wandb_files.stragglers import findings
@@ -143,14 +143,11 @@ def build(
 def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
     """Return the runs of a report, newest first within their groups."""
     by_path = {file.stored.path: file for file in files}
-    together: dict[tuple[str, ...], list[FileForReport]] = defaultdict(list)
+    together: dict[tuple[str, ...], list[LocalRun]] = defaultdict(list)
     for run in brought_together(file.stored for file in by_path.values()):
-        for writer in run.writers:
-            first = writer.parts[0]
-            key = first.job or ("run", first.project or "", first.run_id)
-            together[key] += [by_path[part.path] for part in writer.parts]
+        together[run.writers[0].parts[0].job or ("run", run.project or "", run.id)].append(run)
     lines = max(_LEAST_LINES, _LINES_OF_CONSOLE // max(1, len(by_path)))
-    runs = [_section(sorted(group, key=_rank), media, lines) for group in together.values()]
+    runs = [_section(group, by_path, media, lines) for group in together.values()]
     runs.sort(key=lambda run: natural_order(run.name))
     runs.sort(key=lambda run: run.started or "", reverse=True)
     runs.sort(key=lambda run: (run.project or "", run.group or ""))
@@ -164,13 +161,15 @@ def _rank(file: FileForReport) -> tuple[bool, int]:
     return is_other, sidecar.global_rank if sidecar else 0
 
 
-def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> Run:
+def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], media: MediaReader, lines: int) -> Run:
+    files = sorted((by_path[path] for run in of for path in run.files), key=_rank)
     names = [_writer_name(file.stored) for file in files]
     named = list(zip(names, files, strict=True))
     first = dict(named)[names[0]].stored  # the last file of the primary
     job = first.job
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(named, job is not None, world)
+    timings = timings_of(of[0].metrics)
     images: list[Image] = []
     tables: list[Table] = []
     missed: list[str] = []
@@ -187,7 +186,7 @@ def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> 
         )
     facts, differing = _together([file.facts for file in files], names)
     config, more_differing = _together([_flat(file.stored.config) for file in files], names)
-    started = _text(min((file.stored.started for file in files if file.stored.started), default=None))
+    started = _text(min(filter(None, (run.started for run in of)), default=None))
     run_id = plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
     states = {file.stored.state for file in dict(named).values()}  # of the last file of each writer
     state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
@@ -214,8 +213,8 @@ def _section(files: Sequence[FileForReport], media: MediaReader, lines: int) -> 
         charts=charts_of(drawing.metrics),
         system=charts_of(drawing.system),
         heat=heat_maps_of(drawing),
-        slowest=drawing.slowest(),
-        findings=findings(drawing.timings(), world or 0),
+        slowest=drawing.slowest(timings),
+        findings=findings(timings, world or 0),
         images=images,
         tables=tables,
         console=[

@@ -12,7 +12,7 @@ from functools import partial
 from dist_wandb.cli.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
 from dist_wandb.cli.report.page import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
 from dist_wandb.cli.report.thinning import Blame, Curve, Stretch, cells, edges_of
-from dist_wandb.settings.reduction import DEGRADED, TIMES
+from dist_wandb.settings.reduction import DEGRADED
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.selection import of_rank, spreads_among
 from dist_wandb.wandb_files.stragglers import RANK, Timing, has_marked
@@ -51,30 +51,17 @@ class Drawing:
                 curve.shift((file.sampled_from - began) / 60)
                 _put(self.system[plain(name)].ranks, f"{writer} · {plain(part)}" if part else writer, curve)
 
-    def slowest(self) -> list[Slowest]:
+    def slowest(self, timings: Mapping[str, Timing]) -> list[Slowest]:
         """Return the slowest rank of each timing metric that has values of ranks or names a rank."""
         blames = {name: _blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1}
         blames |= self.blames
-        is_judged = has_marked(self.timings()) or (RANK in blames and bool(blames[RANK].rows))
+        is_judged = has_marked(timings) or (RANK in blames and bool(blames[RANK].rows))
         found = (
             replace(one, stands_out=one.stands_out and (one.name == RANK or not is_judged))
             for blame in blames.values()
             if _TIME.search(blame.name) and (one := blame.slowest(self.world))
         )
         return sorted(found, key=lambda one: (_importance(one.name), -one.share))[:50]
-
-    def timings(self) -> dict[str, Timing]:
-        """Return the timings of rows with a spread over ranks, by name."""
-        found: dict[str, Timing] = {}
-        for name, blame in self.blames.items():
-            drawn = self.metrics.get(name)
-            if name == RANK:
-                found[name] = Timing(blame.rows)
-            elif name.startswith(TIMES) and drawn is not None and "" in drawn.reduced:
-                curves = {part: curve.stretches() for part, curve in drawn.reduced.items()}
-                sums = (sum(one.total for one in curves.get(part, ())) for part in ("/max", "", "/min"))
-                found[name] = Timing(blame.rows, sum(one.number for one in curves[""]), *sums)
-        return found
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
         rows, sidecar = file.rows, file.stored.sidecar

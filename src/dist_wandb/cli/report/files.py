@@ -18,7 +18,7 @@ from dist_wandb.cli.report.media import LoggedMedia, cell_text
 from dist_wandb.cli.report.page import plain
 from dist_wandb.cli.report.thinning import Blame, Budget, Curve
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
-from dist_wandb.settings.reduction import BUSY, DEGRADED, longest_pattern
+from dist_wandb.settings.reduction import BUSY, DEGRADED, TIMES, longest_pattern
 from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
 from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
@@ -187,7 +187,7 @@ class ConsoleTail:
 class FileForReport:
     """What a report needs of one file, collected from its records; `metrics` are patterns of the metrics to keep."""
 
-    stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are empty
+    stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are timings
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
         self.rows: Rows = Rows(budget, metrics)
@@ -203,6 +203,7 @@ class FileForReport:
         kind, contents = record
         if kind == "history":
             self.rows.add(contents)
+            record = kind, {name: value for name, value in contents.items() if name.startswith(TIMES)}
         elif kind == "metric":
             self.rows.axes.define(contents)
         elif kind == "stats":
@@ -211,8 +212,7 @@ class FileForReport:
             self.console.add(contents.get("line") or "")
         elif kind == "environment":
             self._environment |= contents
-        else:
-            self._contents.add(record)
+        self._contents.add(record)
 
     def end(self, path: Path, problems: list[str], directory: Directory, *, secrets: bool = False) -> None:
         """Finish after the last record; raise `ReadError` without data of a run. `problems` are damaged parts.
@@ -220,7 +220,6 @@ class FileForReport:
         Without `secrets`, config and facts have none: the page may be handed on.
         """
         self.console.end()
-        self._contents.rows = self.rows.progress.rows
         run = self._contents.as_run(path, problems, directory)
         self.stored = run if secrets else replace(run, config=redacted(run.config))
         known = {**self._contents.run, **self._environment}

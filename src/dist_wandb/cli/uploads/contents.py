@@ -41,13 +41,13 @@ _WRITTEN_BY_WANDB = frozenset(
         *("conda-environment.yaml", "diff.patch", "wandb-job.json", "wandb-history.jsonl", "wandb-events.jsonl"),
     }
 )
-_SUMMARY, _FILES, _ARTIFACT, _TENSORBOARD, _RUN, _REQUEST = 3, 6, 8, 9, 17, 100
+SUMMARY, _FILES, _ARTIFACT, _TENSORBOARD, _RUN, _REQUEST = 3, 6, 8, 9, 17, 100
 _UPDATE, _KEYS = 1, (1, 2)  # of a summary: an item, and in it its name, which may be nested
 # History, summary, output, config, files, statistics, artifact, alert, telemetry, metric, raw output, run, exit, final,
 # header, footer, preempting, link to an artifact (empty), use of an artifact, environment, logger's output.
 _KNOWN = frozenset({2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 17, 18, 20, 21, 22, 23, 24, 25, 26, 27})
-_ENTITY_OF_RUN, _ENTITY_OF_ARTIFACT = 2, 3
-_IN_ADDRESSES = {1: "id", _ENTITY_OF_RUN: "owner", 3: "project"}  # fields of a run that become parts of URLs
+_ENTITIES = {_RUN: 2, _ARTIFACT: 3}  # the field of an owner, by kind
+_IN_ADDRESSES = {1: "id", 2: "owner", 3: "project"}  # fields of a run that become parts of URLs
 _STEERING = frozenset("/\\?#%")  # characters that would change the URL
 _LONGEST_NAME = 256
 _MANIFEST, _MANIFEST_FILE, _CONTENTS = 12, 5, 4
@@ -211,15 +211,15 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
             if path.is_absolute() or ".." in path.parts or "\0" in name:
                 below = rules.directory.path / "files"
                 raise UploadError(f"it names {name!r} as a file of the run, which is not below {below}.")
-        for name in () if rules.trust else _texts(record, _ARTIFACT, _MANIFEST, _MANIFEST_FILE):
+        for name in filter(None, () if rules.trust else _texts(record, _ARTIFACT, _MANIFEST, _MANIFEST_FILE)):
             raise UploadError(
                 f"an artifact of it names {name!r} as the list of its files, which W&B's uploader reads, with all the "
                 "files in it, and removes. If the run is your own, give --trust."
             )
         _check_addresses(record)
-        changed = _changed(record, (_RUN,), lambda run: _owned(run, _ENTITY_OF_RUN, rules, is_required=True))
-        changed = _changed(changed, (_ARTIFACT,), lambda one: _owned(one, _ENTITY_OF_ARTIFACT, rules))
-        return _changed(changed, (_ARTIFACT, _MANIFEST, _CONTENTS), lambda entry: _copied(entry, rules, make_copy))
+        record = _changed(record, (_ARTIFACT, _MANIFEST, _CONTENTS), lambda entry: _copied(entry, rules, make_copy))
+        owners = ((kind, field) for kind, field in _ENTITIES.items() if kind in kinds)
+        return record + b"".join(_owner_of(record, kind, field, rules) for kind, field in owners)
     except MalformedError as error:
         raise UploadError(f"it has a record that is not in W&B's format: {error}.") from None
 
@@ -234,18 +234,18 @@ def _check_addresses(record: bytes) -> None:
             )
 
 
-def _owned(message: bytes, field: int, rules: Rules, *, is_required: bool = False) -> bytes:
-    """Check the owner in a message; append the one that the user named, because the last one counts."""
-    named = [_text(message[begin:end]) for number, _, begin, end in fields(message) if number == field]
+def _owner_of(record: bytes, kind: int, field: int, rules: Rules) -> bytes:
+    """Check the owners in a record; return the field that replaces them by the one that the user named, if any."""
+    named = list(_texts(record, kind, field))
     if rules.owner is not None:
-        return message + field_of(field, rules.owner.encode()) if is_required or any(named) else message
+        return field_of(kind, field_of(field, rules.owner.encode())) if kind == _RUN or any(named) else b""
     for owner in [name or rules.default for name in named or [""]]:
         if owner and not rules.trust and owner not in rules.owners:
             raise UploadError(
                 f"its owner is {owner!r}, which is not known to be yours. To upload it there, give --entity {owner}, "
                 "or set WANDB_ENTITY; to upload it to another owner, name that one."
             )
-    return message
+    return b""
 
 
 def _copied(entry: bytes, rules: Rules, make_copy: Copier) -> bytes:
@@ -289,28 +289,27 @@ def _text(content: bytes) -> str:
 
 
 def _texts(record: bytes, *path: int) -> Iterator[str]:
-    """Yield the texts, except empty ones, at a path of numbers of fields."""
+    """Yield the texts at a path of numbers of fields."""
     places = [(0, len(record))]
     for wanted in path:
         found = (field for place in places for field in fields(record, *place, _MOST_FILES))
-        places = [(begin, end) for number, _, begin, end in found if number == wanted and end > begin]
+        places = [(begin, end) for number, _, begin, end in found if number == wanted]
     return (_text(record[begin:end]) for begin, end in places)
 
 
-def _changed(
-    message: bytes, path: Sequence[int], change: Callable[[bytes], bytes], start: int = 0, stop: int | None = None
-) -> bytes:
-    """Return ``message[start:stop]`` with the contents, except empty ones, at a path of numbers of fields changed."""
+def _changed(message: bytes, path: Sequence[int], change: Callable[[bytes], bytes]) -> bytes:
+    """Return a message with the contents, except empty ones, at a path of numbers of fields changed."""
+    if not path:
+        return change(message)
     written: list[bytes] = []
-    position = start
-    for number, first, begin, end in fields(message, start, stop, _MOST_FILES):
+    position = 0
+    for number, first, begin, end in fields(message, most=_MOST_FILES):
         if number == path[0] and end > begin:
-            is_last = len(path) == 1
-            changed = change(message[begin:end]) if is_last else _changed(message, path[1:], change, begin, end)
+            changed = _changed(message[begin:end], path[1:], change)
             if changed != message[begin:end]:
                 written += [message[position:first], field_of(number, changed)]
                 position = end
-    return b"".join([*written, message[position:stop]])
+    return b"".join([*written, message[position:]])
 
 
 def summary_of(files: Iterable[tuple[Path, Directory]]) -> bytes:
@@ -329,7 +328,7 @@ def _summary_items(path: Path, within: Directory) -> dict[bytes, bytes | None]:
     items: dict[bytes, bytes | None] = {}
     with suppress(ReadError, OSError):  # what is readable counts
         for record, parts in records_of(path, within):
-            for _, _, start, stop in [part for part in parts if part[0] == _SUMMARY]:
+            for _, _, start, stop in [part for part in parts if part[0] == SUMMARY]:
                 with suppress(ReadError, MalformedError):
                     for number, _, begin, end in fields(record, start, stop, _MOST_FILES):
                         item = record[begin:end]
@@ -338,11 +337,6 @@ def _summary_items(path: Path, within: Directory) -> dict[bytes, bytes | None]:
                         items.pop(name, None)
                         items[name] = item if number == _UPDATE else None
     return items
-
-
-def with_summary(record: bytes, earlier: bytes) -> bytes:
-    """Return a record; its summary, if it has one, gets the earlier values, which it may replace."""
-    return _changed(record, (_SUMMARY,), lambda own: earlier + own)
 
 
 def _digest(path: Path) -> bytes:

@@ -35,12 +35,12 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from dist_wandb.cli.uploads.contents import copy_file, copy_files, revised, summary_of, with_summary
+from dist_wandb.cli.uploads.contents import SUMMARY, copy_file, copy_files, revised, summary_of
 from dist_wandb.cli.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
-from dist_wandb.cli.uploads.state import COPY, FileState, Lines, Sent, name_owner, read_attempt
+from dist_wandb.cli.uploads.state import COPY, FileState, Sent, name_owner, read_attempt
 from dist_wandb.errors import ReadError, UploadError, in_words
 from dist_wandb.runs.client_settings import upload_environment
-from dist_wandb.wandb_files.record_file import Field, copy_without
+from dist_wandb.wandb_files.record_file import Field, copy_without, field_of
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary, write_small
 
 _POLL = 0.2  # seconds
@@ -83,8 +83,7 @@ def remember(file: UploadFile) -> None:
     """Record a file as uploaded if its trusted directory is marked as uploaded, for later uploads without trust."""
     with _locked(file) as (state, _):
         if state.sent() is None:
-            everything = Sent(Lines(history=file.run.rows), completed=True, attempts=1, ended=True)
-            state.record(everything if file.is_marked else file.sent)
+            state.record(file.sent)
 
 
 def upload(
@@ -148,10 +147,9 @@ class _Attempt:
 
         def revise(record: bytes, parts: list[Field]) -> bytes:
             nonlocal earlier
-            changed = with_summary(record, earlier) if earlier else record
-            if changed != record:  # it is the first one with a summary
-                earlier = b""
-            return revised(changed, parts, rules, make_copy)
+            if earlier and any(number == SUMMARY for number, *_ in parts):  # it may replace the earlier values
+                record, earlier = field_of(SUMMARY, earlier) + record, b""
+            return revised(record, parts, rules, make_copy)
 
         handle = open_ordinary(file.path, owner=None if file.terms.trust else os.getuid(), within=file.run.directory)
         with os.fdopen(handle, "rb") as opened, target.open("wb") as copy:

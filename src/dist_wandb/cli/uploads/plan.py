@@ -13,7 +13,7 @@ from pathlib import Path
 from stat import S_IFLNK, S_IFREG
 
 from dist_wandb.cli.uploads.contents import Entry, Rules, entries_below, link_in_words, violations
-from dist_wandb.cli.uploads.state import FileState, Sent, another_upload, read_log
+from dist_wandb.cli.uploads.state import FileState, Lines, Sent, another_upload, read_log
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.runs.client_settings import artifact_staging, default_entity, own_entities
 from dist_wandb.wandb_files.debug_log import log_of
@@ -61,9 +61,7 @@ class UploadFile:
 
     @property
     def is_uploaded(self) -> bool:
-        if self.problem is not None:
-            return False
-        return self.is_marked or is_complete(self.sent, self.run)
+        return self.problem is None and is_complete(self.sent, self.run)
 
     @property
     def rows_left(self) -> int:
@@ -297,21 +295,18 @@ def known_of(run: StoredRun, terms: Terms) -> UploadFile:
 
 
 def _known_by_directory(file: UploadFile) -> UploadFile:
-    run, mark, trust = file.run, mark_of(file.path), file.terms.trust
+    run, mark = file.run, mark_of(file.path)
     is_marked = os.path.lexists(mark)
+    if is_marked and file.terms.trust:
+        everything = Sent(Lines(history=run.rows), completed=True, attempts=1, ended=True)
+        return replace(file, sent=everything, is_marked=True)
     logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
     doubt = (
         f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark.name}), but you have not uploaded it from "
         "this account. --trust accepts the mark, if the directory is yours, and remembers it. --force uploads the run."
     )
-    is_doubtful = is_marked and not trust and not is_complete(logged, run)
-    return replace(
-        file,
-        sent=logged,
-        by_log=bool(logged.attempts) and not trust,
-        is_marked=is_marked and trust,
-        doubts=(doubt,) if is_doubtful else (),
-    )
+    doubts = (doubt,) if is_marked and not is_complete(logged, run) else ()
+    return replace(file, sent=logged, by_log=bool(logged.attempts) and not file.terms.trust, doubts=doubts)
 
 
 def _planned(runs: Sequence[StoredRun], terms: Terms) -> UploadRun:

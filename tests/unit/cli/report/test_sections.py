@@ -39,6 +39,9 @@ def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
         ("time/step", [2], False),  # by the rule for timings
         ("time/forward", [2], False),
     ]
+    for pattern in ("*", "time/busy", "train/*"):  # as `show`, whatever is drawn
+        (said,) = build([tmp_path], [pattern]).runs[0].findings
+        assert said.startswith("rank 2 held the others up in 60 of 60 rows (time/straggler_rank), busy 0.0")
     assert found.heat[0].name == "time/straggler_rank"
     assert [chart.name for chart in found.system] == ["cpu", "gpu.gpu", "memory_percent"]
     assert set(found.system[1].ranks) == {f"rank 0 · gpu {number}" for number in range(4)}
@@ -60,9 +63,8 @@ def test_the_rank_with_the_largest_times_is_a_finding_and_no_chance(tmp_path: Pa
         found = one_run(tmp_path / str(marked))
         (data,) = [one for one in found.slowest if one.name == "time/data"]
         assert (data.ranks, data.share, data.by_chance, data.stands_out) == ([2], 1.0, False, not marked)
-        assert found.findings[0].startswith(
-            f"rank 2 has the largest time/{'busy' if marked else 'data'} in 40 of 40 rows"
-        )
+        section = "time/busy" if marked else "time/data"
+        assert found.findings[0].startswith(f"rank 2 has the largest {section} in 40 of 40 rows")
         assert [heat.kind for heat in found.heat if heat.name == "time/data"] == ["value"], "the ranks' own, once"
 
 

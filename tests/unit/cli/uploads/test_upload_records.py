@@ -201,6 +201,4 @@ def test_harmless_records_are_not_changed(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     rules = Rules(Directory.at(path.parent), tmp_path)
     assert list(violations(path, rules)) == []
-    assert [revised(message, parts, rules, lambda *_: None) for message, parts in records_of(path)] == [
-        message for message, _ in records_of(path)
-    ]
+    assert all(revised(message, parts, rules, lambda *_: None) == message for message, parts in records_of(path))
