@@ -18,7 +18,6 @@ with `step_sync`, as the stock logger does; otherwise without, so that rows logg
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
-from dist_wandb.notices import Notices
+from dist_wandb.notices import Notices, warn
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.runs.wandb_media import AsLogged, is_media, made_of_merged, may_change, with_taken
@@ -37,8 +36,6 @@ from dist_wandb.settings.reduction import Definitions, PerRankNames, longest_pat
 
 if TYPE_CHECKING:
     from dist_wandb.runs.record import Record
-
-_log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 """Name of the x axis of runs, unless an integration uses another one."""
@@ -206,19 +203,14 @@ class RunWriter:
         if name in self._warned or len(self._warned) > _MOST_WARNED:
             return
         self._warned.add(name)
-        kind = type(value).__name__
+        rank, kind = self._rank, type(value).__name__
         if len(self._warned) > _MOST_WARNED:
-            text = "dist_wandb: W&B cannot write %r (%s) on rank %d either. Further names are not reported."
-            _log.warning(text, name, kind, self._rank)
+            warn(f"W&B cannot write {name!r} ({kind}) on rank {rank} either. Further names are not reported.")
             return
-        _log.warning(
-            "dist_wandb: W&B cannot write %r on rank %d, of type %s: %r. %s; the rest of its row is written. "
-            "Log numbers, text, lists or W&B's media.",
-            name,
-            self._rank,
-            kind,
-            cause,
-            "Its repr is written" if is_text else "It is left out",
+        done = "Its repr is written" if is_text else "It is left out"
+        warn(
+            f"W&B cannot write {name!r} on rank {rank}, of type {kind}: {cause!r}. {done}; the rest of its row is "
+            "written. Log numbers, text, lists or W&B's media."
         )
 
 
