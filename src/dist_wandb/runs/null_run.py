@@ -133,8 +133,7 @@ class NullRun(LikeRun, StandIn):
     url: str | None
 
     def __init__(self, id: str | None = None, name: str | None = None, url: str | None = None) -> None:  # noqa: A002
-        self.__dict__["_known"] = {"id": id, "name": name, "url": url}
-        self.__dict__["_read"] = None
+        self.show(_known={"id": id, "name": name, "url": url}, _read=dict)
 
     @property
     def summary(self) -> NullSummary:
@@ -159,13 +158,11 @@ class NullRun(LikeRun, StandIn):
 
     def show_metadata(self, read: Callable[[], Mapping[str, Any]], planned_id: str | None) -> None:
         """Set the source of the metadata of the run that receives the numbers; the id is planned until it has one."""
-        self.__dict__["_read"] = read
-        self.__dict__["_known"] = {**self.__dict__["_known"], "id": planned_id}
+        self.show(_read=read, _known={**self.__dict__["_known"], "id": planned_id})
 
     def metadata(self) -> Mapping[str, Any]:
         """Return the known metadata of the run that receives this rank's numbers, by attribute of `wandb.Run`."""
-        read: Callable[[], Mapping[str, Any]] | None = self.__dict__["_read"]
-        return {**self.__dict__["_known"], **(read() if read is not None else {})}
+        return {**self.__dict__["_known"], **self.__dict__["_read"]()}
 
     def __deepcopy__(self, _memo: object) -> Self:
         """Return the run itself, as wandb does: models that hold it are copied."""
@@ -177,7 +174,7 @@ class NullRun(LikeRun, StandIn):
     def __getstate__(self) -> dict[str, Any]:
         """Keep the current metadata in a copy, also in another process, without the intercepted methods."""
         own = {name: value for name, value in self.__dict__.items() if not inspect.isfunction(value)}
-        return {**own, "_known": dict(self.metadata()), "_read": None}
+        return {**own, "_known": dict(self.metadata()), "_read": dict}
 
     def __getattr__(self, name: str) -> Any:
         if name == "settings":

@@ -198,10 +198,10 @@ class Opening:
         arguments = dict(self.complete(self.arguments))
         if offline:
             arguments["mode"] = "offline"
-        if is_job:
-            arguments.update(_planned_arguments(plan, topology, arguments))
         if is_job or offline or not self.as_given:
             settings = arguments["settings"] = _copied_settings(arguments.get("settings"))
+            if is_job:
+                _follow(plan, topology, arguments, settings)
             # For a dead server, and for the loss of a killed rank.
             limits = {
                 "finish_timeout": self.options.limits.upload_timeout,
@@ -310,42 +310,34 @@ def is_answer(error: BaseException | None) -> bool:
     return isinstance(error, wandb.errors.CommError) and not _SILENCE.search(str(error))
 
 
-def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"id": unit_run_id(plan)}
-    name = requested.value(given, "name")
+def _follow(plan: RunPlan, topology: Topology, arguments: dict[str, Any], settings: wandb.Settings) -> None:
+    """Change the arguments of `wandb.init`, and the settings among them, as planned."""
+    name, has_own_directory = requested.value(arguments, "name"), plan.own_directory or plan.attaches
+    mode = requested.mode(arguments) if has_own_directory or plan.has_writers else None
+    arguments["id"] = unit_run_id(plan)
     if name and plan.name_suffix:
         arguments["name"] = f"{name}-{plan.name_suffix}"
     if plan.group is not None:
         arguments["group"] = plan.group
-    arguments.update(_branches(plan, given))
+    for branch in ("resume_from", "fork_from"):
+        point = arguments.get(branch)
+        if plan.has_writers and not plan.primary:  # the primary alone rewinds or forks the run
+            arguments.update({branch: None} if point else {})
+            if getattr(settings, branch, None) is not None:
+                setattr(settings, branch, None)
+        elif plan.name_suffix and isinstance(point, str):
+            run, mark, step = point.partition("?")
+            arguments[branch] = f"{run}-{plan.name_suffix}{mark}{step}"
     if plan.attaches:
         arguments["reinit"] = "create_new"  # wandb.run stays unchanged: this rank has no run
-    has_own_directory = plan.own_directory or plan.attaches
-    mode = requested.mode(given) if has_own_directory or plan.has_writers else None
     if has_own_directory and mode != "disabled":  # in a common directory, equal ids at equal times would collide
-        arguments["dir"] = str(requested.wandb_directory(given) / f"rank-{topology.global_rank}")
+        arguments["dir"] = str(requested.wandb_directory(arguments) / f"rank-{topology.global_rank}")
     if plan.has_writers and mode != "disabled":
-        settings = arguments["settings"] = _copied_settings(given.get("settings"))
-        if not plan.primary:
-            for name in {"resume_from", "fork_from"} & settings.model_fields_set:
-                setattr(settings, name, None)  # see `_branches`
         # Offline too: system metrics are labelled when they are recorded.
         settings.x_label = plan.label or plan.hardware
         if mode == "online":
             settings.mode, arguments["mode"] = "shared", None
             settings.x_primary = settings.x_update_finish_state = plan.primary
-    return arguments
-
-
-def _branches(plan: RunPlan, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the branch points of a run: of several writers, the primary alone rewinds or forks it."""
-    branches = {name: given[name] for name in ("resume_from", "fork_from") if isinstance(given.get(name), str)}
-    if plan.has_writers and not plan.primary:
-        return dict.fromkeys(branches)
-    if not plan.name_suffix:
-        return {}
-    parts = {name: value.partition("?") for name, value in branches.items()}
-    return {name: f"{run}-{plan.name_suffix}{mark}{point}" for name, (run, mark, point) in parts.items()}
 
 
 def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.Settings:

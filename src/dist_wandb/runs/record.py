@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from dist_wandb.errors import DistWandbError
 from dist_wandb.job.model import Topology
@@ -39,6 +39,7 @@ from dist_wandb.settings.plan import RunPlan
 
 _UNSAFE = 4.0  # seconds until a row is certainly on disk; wandb's process flushes every second
 _MOST_UNSAFE = 20_000  # rows kept for that time
+_Call: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"  # of `log`: a row, and the other arguments
 
 
 @dataclass(eq=False, repr=False)
@@ -52,12 +53,13 @@ class Record:
     _axes: Axes | None = None  # `None`: the session defines no x axis for all names
 
     def __post_init__(self) -> None:
-        self._unsafe: deque[_LoggedRow] = deque(maxlen=_MOST_UNSAFE)
-        self._parts: list[_LoggedRow] = []  # of the row that is not committed
+        # Rows, each with its calls of `log` and the time of the last one (`time.monotonic`).
+        self._unsafe: deque[tuple[float, list[_Call]]] = deque(maxlen=_MOST_UNSAFE)
+        self._open: list[_Call] = []  # calls of the row that is not committed
         self._lock = threading.RLock()  # a signal handler may log in the middle of the replacement
         self._is_replacing = False
         self.asked_for: Exception | None = None  # an error of the end that the user's settings ask for
-        self._late: deque[_LoggedRow] = deque()  # rows logged by the signal handler during the replacement
+        self._late: deque[_Call] = deque()  # by the signal handler during the replacement
 
     def __bool__(self) -> bool:
         return bool(self.run)
@@ -70,32 +72,31 @@ class Record:
         """
         if self._axes is not None:
             row |= self._axes.missing(row)
-        logged = _LoggedRow(time.monotonic(), row, kwargs)
-        run = self.run
+        run, call, now = self.run, (row, kwargs), time.monotonic()
         try:
             for name, given in self._axes.due(row) if self._axes is not None else ():
                 original(run, "define_metric")(name, **given)
-            wandb_private.with_media_directory(lambda: self._log(run, logged))
+            self._log(run, call)
         except Exception as error:
             if not wandb_private.has_lost_service(run, error):
                 raise
             if not self.replace(run, error):
-                self._late.append(logged)
+                self._late.append(call)
                 return
-            wandb_private.with_media_directory(lambda: self._log(self.run, logged))
+            self._log(self.run, call)
+        self._open.append(call)
         if kwargs.get("commit") is False:
-            self._parts.append(logged)
             return
-        if self._parts:
-            parts, self._parts = self._parts, []
-            logged = logged._replace(parts=tuple(parts))
-        self._unsafe.append(logged)
-        while self._unsafe and self._unsafe[0].time < logged.time - _UNSAFE:
+        calls, self._open = self._open, []
+        self._unsafe.append((now, calls))
+        while self._unsafe and self._unsafe[0][0] < now - _UNSAFE:
             with suppress(IndexError):  # another thread, or a signal handler, was faster
                 self._unsafe.popleft()
 
-    def _log(self, run: AnyRun, logged: _LoggedRow) -> None:
-        original(run, "log")(nested(logged.row, self._paths) if self._paths else logged.row, **logged.arguments)
+    def _log(self, run: AnyRun, call: _Call) -> None:
+        row, arguments = call
+        row = nested(row, self._paths) if self._paths else row
+        wandb_private.with_media_directory(lambda: original(run, "log")(row, **arguments))
 
     def stored(self, name: str, value: Any, step: int) -> tuple[str, Any]:
         """As `wandb_private.stored`; files are named as with wandb alone, by the innermost name, and the step."""
@@ -149,31 +150,22 @@ class Record:
         except DistWandbError as second:
             self.run = NullRun()
             warn(f"rank {self._rank} cannot write it there: {second}. Further rows are dropped.")
-        rows, shortened = [*self._unsafe, *self._parts], 0
+        rows, shortened = [*(calls for _, calls in [*self._unsafe]), self._open], 0
         while rows or self._late:
-            logged = rows.pop(0) if rows else self._late.popleft()
+            calls = rows.pop(0) if rows else [self._late.popleft()]
             try:
-                for part in (*logged.parts, logged):
-                    self._log(self.run, part)
+                for call in calls:
+                    self._log(self.run, call)
             except Exception:  # noqa: BLE001  # one row's problem must not cost the others; its files may be gone
                 shortened += 1
-                whole = {name: value for part in (*logged.parts, logged) for name, value in part.row.items()}
+                whole = {name: value for row, _ in calls for name, value in row.items()}
                 numbers = {name: value for name, value in whole.items() if _is_number(value)}
                 with suppress(Exception):
-                    self._log(self.run, logged._replace(row=numbers))
+                    self._log(self.run, (numbers, calls[-1][1]))
         if shortened:
             warn(
                 f"rank {self._rank} could write only the numbers of {shortened} of the rows lost with wandb's process."
             )
-
-
-class _LoggedRow(NamedTuple):
-    """A row, its time (`time.monotonic`), the other arguments of `log`, and the uncommitted parts before it."""
-
-    time: float
-    row: dict[str, Any]
-    arguments: dict[str, Any]
-    parts: tuple[_LoggedRow, ...] = ()
 
 
 def _is_number(value: Any) -> bool:

@@ -203,7 +203,6 @@ class SummaryWrites:
         self._aside: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
         self._write: Callable[[Any], None] | None = None
         self._summary: Any = None
-        self._is_other_run = False  # it has the rows of the lost run, but not these writes
 
     def follow(self, run: AnyRun) -> list[Callable[[], None]]:
         """Note each write into the summary of a run from now on; return functions that end this."""
@@ -215,7 +214,8 @@ class SummaryWrites:
         if summary is None:
             return []
         end_notes = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
-        self._is_other_run = self._write is not None
+        if self._write is not None:  # it has the rows of the lost run, but not these writes
+            self._actions.appendleft((0, lambda: self._write_again(self._writes.copy(), 0)))
         self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)
         self._summary = summary
         if wandb_private.SUMMARY_READ not in vars(summary):
@@ -299,7 +299,7 @@ class SummaryWrites:
             self.logged.hide(ended, places)
             if is_open:
                 self.logged.replace(row, x)
-            if self._writes or self._is_other_run:
+            if self._writes:
                 self._write_again(self._first(ended), follows)
 
     def _restore(self, newest: Mapping[str, Any]) -> None:
@@ -319,9 +319,6 @@ class SummaryWrites:
         return dict.fromkeys([self.logged.paths.get(name, (name,))[0] for name in names]) if self._writes else ()
 
     def _write_again(self, names: Iterable[str], follows: int) -> None:
-        if self._is_other_run:
-            self._is_other_run = False
-            self._write_again(self._writes.copy(), 0)
         for name in names:
             if name in self._writes:
                 done = self._replaced[name] = max(follows, self._replaced.get(name, 0))

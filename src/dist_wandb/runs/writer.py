@@ -18,7 +18,6 @@ with `step_sync`, as the stock logger does; otherwise without, so that rows logg
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
-from dist_wandb.notices import Notices
+from dist_wandb.notices import Notices, warn
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.runs.wandb_media import AsLogged, is_media, made_of_merged, may_change, with_taken
@@ -37,8 +36,6 @@ from dist_wandb.settings.reduction import Definitions, PerRankNames, longest_pat
 
 if TYPE_CHECKING:
     from dist_wandb.runs.record import Record
-
-_log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 """Name of the x axis of runs, unless an integration uses another one."""
@@ -57,7 +54,7 @@ _LONGEST_TURN = 1.0  # seconds to wait for another thread: a signal handler that
 class _OpenRow:
     """A row to which further calls may add values."""
 
-    x: float | None  # its position on the x axis, if it is known
+    x: float | None = None  # its position on the x axis, if it is known
     values: dict[str, Any] = field(default_factory=dict)  # those that were not passed to wandb yet
     time: float = 0.0  # when the last of them was logged, in seconds since the epoch
 
@@ -119,21 +116,19 @@ class RunWriter:
             is_given = step is None or self.step_metric in metrics
             axis = {} if self.step_metric is None or is_given else {self.step_metric: step}
             values = {**with_taken(metrics), **axis}
-            if commit is False:
-                self._open = row = self._open or _OpenRow(x)
-                row.x = row.x if x is None else x
-                self._replace(row, values)
-                row.time = time.time()
-                if not _WRITABLE.issuperset(map(type, values.values())):
-                    passed, row.values = row.values, {}
-                    self._write(passed, commit=False)
-            elif values or commit:
-                before, self._open = self._open, None
-                if before is not None:
-                    self._replace(before, values)
-                self._write(before.values if before else values)
-            elif self._open is not None:
-                self._end(self._open)
+            if not values and commit is None:
+                if self._open is not None:
+                    self._end(self._open)
+                return
+            row, self._open = self._open or _OpenRow(), None
+            self._replace(row, values)
+            if commit is not False:
+                self._write(row.values)
+                return
+            self._open, row.x, row.time = row, row.x if x is None else x, time.time()
+            if not _WRITABLE.issuperset(map(type, values.values())):
+                passed, row.values = row.values, {}
+                self._write(passed, commit=False)
         finally:
             if has_turn:
                 self._turn.release()
@@ -206,19 +201,14 @@ class RunWriter:
         if name in self._warned or len(self._warned) > _MOST_WARNED:
             return
         self._warned.add(name)
-        kind = type(value).__name__
+        rank, kind = self._rank, type(value).__name__
         if len(self._warned) > _MOST_WARNED:
-            text = "dist_wandb: W&B cannot write %r (%s) on rank %d either. Further names are not reported."
-            _log.warning(text, name, kind, self._rank)
+            warn(f"W&B cannot write {name!r} ({kind}) on rank {rank} either. Further names are not reported.")
             return
-        _log.warning(
-            "dist_wandb: W&B cannot write %r on rank %d, of type %s: %r. %s; the rest of its row is written. "
-            "Log numbers, text, lists or W&B's media.",
-            name,
-            self._rank,
-            kind,
-            cause,
-            "Its repr is written" if is_text else "It is left out",
+        done = "Its repr is written" if is_text else "It is left out"
+        warn(
+            f"W&B cannot write {name!r} on rank {rank}, of type {kind}: {cause!r}. {done}; the rest of its row is "
+            "written. Log numbers, text, lists or W&B's media."
         )
 
 
@@ -233,16 +223,14 @@ class Axes:
 
     def __init__(self) -> None:
         self._definitions = Definitions()  # that the run has
-        self._seen: set[str] = set()  # logged names
-        self._settled: set[str] = set()  # names that need no further definition
+        self._settled: dict[str, bool] = {}  # by name that was logged or defined: whether that definition is enough
         self._last: dict[str, Any] = {}  # the last value of each of the user's x axes; 0 before the first, as in W&B
 
     def due(self, row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the names of a row that must be defined before it is logged, with their definitions."""
-        new = [name for name in row if name not in self._settled]
+        new = [name for name in row if not self._settled.get(name)]
         due = [(name, given) for name in new if (given := self._settled_by(name)) is not None]
-        self._settled.update(new)
-        self._seen.update(row)
+        self._settled.update(dict.fromkeys(new, True))
         return due
 
     def missing(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,9 +260,9 @@ class Axes:
         self._definitions = self._definitions.followed_by(name, given)
         self._last = {**dict.fromkeys(self._definitions.axes, 0), **self._last}  # another thread logs
         if is_pattern:
-            self._settled = set(self._definitions.given)
+            self._unsettle()
         else:
-            self._settled.add(name)
+            self._settled[name] = True
         return defined
 
     def redefine(self, run: Any) -> None:
@@ -282,12 +270,16 @@ class Axes:
         define_metric = original(run, "define_metric")
         for name, given in self._definitions.given.items():
             define_metric(name, **given)
-        self._settled = set(self._definitions.given)
+        self._unsettle()
+
+    def _unsettle(self) -> None:
+        given = self._definitions.given
+        self._settled = {name: name in given for name in {*self._settled, *given}}
 
     def _settled_by(self, name: str) -> Mapping[str, Any] | None:
         definitions = self._definitions.given
         pattern = longest_pattern(name, definitions)
-        is_left_to_wandb = pattern == "*" and name not in self._seen  # it replaces our pattern
+        is_left_to_wandb = pattern == "*" and name not in self._settled  # it replaces our pattern
         if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME):
             return None
         given, of_all = definitions[pattern], definitions.get("*", {})

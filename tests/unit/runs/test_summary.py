@@ -67,6 +67,7 @@ class Script:
 
     def write(self, *calls: tuple[dict[str, Any], int | None], x: int | None = 0, **place: Any) -> None:
         for row, follows in calls:
+            self.writes.act(follows)
             axis = {} if self.axis is None or x is None else {self.axis: x}
             self.values.update(nested({**row, **axis}, self.writes.logged.paths, self.values))
             self.writes.keep(row, follows, x, **{"is_open": False, **place})
@@ -177,7 +178,6 @@ def test_another_run_in_its_place_gets_all_writes(script: Script) -> None:
 
 def test_an_error_of_wandb_is_the_users_but_not_that_of_a_row(script: Script) -> None:
     call = script.log(loss=0.5)
-
     script.run.failure = OSError
     with pytest.raises(OSError, match="loss"):
         script.summary["loss"] = 9
