@@ -34,8 +34,6 @@ from dist_wandb.exchange.interface import (
     Hooks,
     Phase,
     grace_of_failed,
-    is_set_within,
-    write_rest,
 )
 from dist_wandb.exchange.membership import Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
@@ -46,7 +44,7 @@ from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, PRIMARY, UNOPENED, Context, Messages, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed, undestroyed
-from dist_wandb.exchange.turns import Inbox, Pacer, Turns
+from dist_wandb.exchange.turns import Pacer, Turns
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 
@@ -54,7 +52,6 @@ _log = logging.getLogger("dist_wandb")
 
 _BROKEN = Phase.BROKEN  # a member of an enumeration takes longer to read
 _LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as well
-_OFTEN = 64  # every so many rows, `log` checks whether too many wait: counting them takes longer than passing one on
 _POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
 _LAST_WAIT = 0.5  # seconds to wait for a device, or for the encoding of images, when the thread ends
 
@@ -74,7 +71,6 @@ class CollectiveExchange(Exchange):
         )
         self._hooks = hooks
         self._rows = rows
-        self._puts = 0
         reports = Reports(max(limits.peer_timeout, NEW_NAME_HEARTBEATS * limits.heartbeat), time.monotonic)
         if not hooks.names_unopened:
             reports.is_first(UNOPENED)
@@ -91,25 +87,14 @@ class CollectiveExchange(Exchange):
 
     def put(self, contribution: Contribution) -> None:
         if self._lifecycle.phase is not _BROKEN:
-            self._worker.inbox.put(contribution)
-            self._puts += 1
-            if self._puts % _OFTEN == 0:
-                self._worker.turns.await_room()
+            self._worker.turns.put(contribution)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        lifecycle = self._lifecycle
-        if self._is_foreign or lifecycle.ended.is_set():
-            return lifecycle.has_kept_all
-        flush = Flush(together=together)
-        self._worker.inbox.wake(flush)
-        is_set = is_set_within(flush, self._limit(timeout), lifecycle.ended.is_set)
-        if lifecycle.successor is not None:
-            return lifecycle.successor.flush(timeout, together=together)
-        return is_set and lifecycle.has_kept_all and not self._worker.cycle.keeps_rows
+        return super().flush(timeout, together=together) and not self._worker.cycle.keeps_rows
 
     def pass_on(self, successor: Exchange) -> None:
         super().pass_on(successor)
-        self._worker.inbox.pass_on(successor.put)
+        self._worker.turns.pass_on(successor.put)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """End the exchange: a rank that writes waits for all others, any other rank until everything is delivered."""
@@ -117,7 +102,8 @@ class CollectiveExchange(Exchange):
             return True
         lifecycle, cycle = self._lifecycle, self._worker.cycle
         lifecycle.has_failed = lifecycle.has_failed or failed
-        limit = min(self._limit(timeout), grace_of_failed(self._limits) if failed else math.inf)
+        limit = self._limits.flush_timeout if timeout is None else timeout
+        limit = min(limit, grace_of_failed(self._limits) if failed else math.inf)
         self._worker.late_from = time.monotonic() + limit / 2
         self._ask()
         try:
@@ -169,27 +155,21 @@ class CollectiveExchange(Exchange):
         return self._worker.cycle.group
 
     @property
-    def lost(self) -> frozenset[int]:
-        return self._worker.participation.attendance.lost
-
-    @property
-    def unmet(self) -> frozenset[int]:
-        return self._worker.participation.attendance.unmet
-
-    @property
     def is_only_one(self) -> bool:
         """Whether the exchange has ended without any other rank having opened a session."""
         return self._worker.participation.attendance.is_only_one and self._lifecycle.ended.is_set()
 
-    def _ask(self, *, stop: bool = False) -> None:
-        super()._ask(stop=stop)
-        self._worker.inbox.wake()
+    def _wake(self, flush: Flush | None = None) -> None:
+        self._worker.turns.wake(flush)
+
+    def _left(self) -> int:
+        return self._worker.turns.left()
 
     def _stop(self, interrupt: KeyboardInterrupt | None = None) -> None:
-        """Wait for no other rank any longer, and until what is left is written: see `write_rest`."""
+        """Wait for no other rank any longer, and until what is left is written: see `_write_rest`."""
         self._ask(stop=True)
         try:
-            write_rest(self._lifecycle, self._worker.turns.left, self._rank, interrupt)
+            self._write_rest(interrupt)
         finally:
             self._rows.writing.is_over = not self._lifecycle.ended.is_set()
 
@@ -201,7 +181,6 @@ class Worker:
     """The work of an exchange's thread."""
 
     def __init__(self, context: Context, rounds: Rounds, hooks: Hooks) -> None:
-        self.inbox: Inbox = Inbox(self._post)
         self.messages: Messages = Messages(context)
         self.pacer: Pacer = Pacer(context.limits, time.monotonic())
         self.cycle: Cycle = Cycle(context, rounds, self.pacer)
@@ -209,7 +188,7 @@ class Worker:
         self._context = context
         self._rounds = rounds
         self._hooks = hooks
-        self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer)
+        self.turns: Turns = Turns(context, rounds, self._post)
         self.late_from: float = math.inf  # on the monotonic clock: half of the time to end is over
 
     def run(self) -> None:
@@ -218,8 +197,8 @@ class Worker:
             with suppress(Stopped):
                 self._take_part()
                 is_closed = True
-            self.inbox.drain()  # stopping this thread also wakes it
-            delivered = not (self._rounds.outbox.waiting or self.cycle.is_awaited()) and self.inbox.is_empty
+            self.turns.drain()  # stopping this thread also wakes it
+            delivered = not (self._rounds.outbox.waiting or self.cycle.is_awaited()) and self.turns.is_empty
             self.participation.leave(delivered=delivered, is_closed=is_closed)
         except Over as over:
             if over.args:
@@ -238,7 +217,7 @@ class Worker:
             # other messages appear once for many values
             report_lost(self._context.rank, self._context.rows.writer.lost)
             self._context.lifecycle.end()
-            self.inbox.answer(list(self.inbox.flushes))
+            self.turns.answer(list(self.turns.flushes))
             # releases the store: in reference cycles, its connections would stay open until garbage collection
             self.participation.membership = None
             self._hooks = Hooks()
@@ -248,7 +227,7 @@ class Worker:
         """Go through generations until all participating ranks have closed and all their values are finished."""
         hooks = self._hooks
         generation: Generation | None = None
-        has_rows = lambda: self.inbox.was_used and not self._context.lifecycle.has_failed  # noqa: E731
+        has_rows = lambda: self.turns.puts > 0 and not self._context.lifecycle.has_failed  # noqa: E731
         patience = min(self._context.limits.peer_timeout, self._context.limits.flush_timeout / 2)
         situation = Situation(hooks, self.turns.is_due, patience, has_rows)
         try:
@@ -294,7 +273,7 @@ class Worker:
         if (
             lifecycle.is_closing
             and not rounds.outbox.waiting
-            and self.inbox.is_empty
+            and self.turns.is_empty
             and not self._awaits_primary()
             and not (lifecycle.has_failed and self._context.rows.writes and not rounds.settled)
         ):
@@ -332,7 +311,7 @@ class Worker:
     def _gives_up_waiting(self) -> bool:
         lifecycle = self._context.lifecycle
         is_new = self.participation.generation is None and not self._context.rows.writes
-        return lifecycle.is_stopped or (lifecycle.is_closing and is_new and not self.inbox.was_used)
+        return lifecycle.is_stopped or (lifecycle.is_closing and is_new and not self.turns.puts)
 
     def _should_abort(self) -> bool:
         if self._context.lifecycle.is_stopped:
@@ -350,7 +329,7 @@ class Worker:
         self.participation.be_alone()
         self.cycle.kept.clear()
         try:
-            while not (lifecycle.is_closing and self.inbox.is_empty) and not lifecycle.is_stopped:
+            while not (lifecycle.is_closing and self.turns.is_empty) and not lifecycle.is_stopped:
                 self._await_turn()
                 self._write_all()
                 self.turns.end_round(Outcome(paused=True))
@@ -384,11 +363,11 @@ class Worker:
         self.cycle.continue_alone()
         try:
             writing = self._context.rows.writing
-            while not writing.is_over and self.inbox.drain(_LAST_WAIT if self.inbox.computing else 0.0):
+            while not writing.is_over and self.turns.drain(_LAST_WAIT if self.turns.computing else 0.0):
                 pass
-            if self.inbox.computing:
-                self._context.lifecycle.unwritten += len(self.inbox.computing)
-                self.messages.not_computed(len(self.inbox.computing))
+            if self.turns.computing:
+                self._context.lifecycle.unwritten += len(self.turns.computing)
+                self.messages.not_computed(len(self.turns.computing))
             if not is_closed:
                 self.participation.be_alone()
             self._rounds.intent = Intent.CLOSING

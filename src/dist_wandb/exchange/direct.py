@@ -36,10 +36,8 @@ from dist_wandb.exchange.interface import (
     Flush,
     Hooks,
     Phase,
-    ends,
     grace_of_failed,
     is_set_within,
-    write_rest,
 )
 from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
@@ -132,29 +130,34 @@ class DirectExchange(Exchange):
             self._written_at = time.monotonic()
             super().start()
 
-    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait until everything that was put is written; `together` has no effect."""
-        lifecycle = self._lifecycle
-        if self._is_foreign or lifecycle.ended.is_set() or not self._rows.writer.has_run:
-            return lifecycle.has_kept_all
-        if self._is_free:
+    def _wake(self, flush: Flush | None = None) -> None:
+        if flush is None:
+            self._awake.put(None)
+        elif self._is_free or not self._rows.writer.has_run:
             self._write(_END_OF_ROW)
-            return lifecycle.has_kept_all
-        flush = Flush(together=together)
-        self._hand_over(flush)
-        return is_set_within(flush, self._limit(timeout), lifecycle.ended.is_set) and lifecycle.has_kept_all
+            flush.set()
+        else:
+            self._hand_over(flush)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Flush, write all rows even if other writers are missing, and end the thread; see `Exchange.close`."""
         if self._is_foreign:
             return True
-        self._lifecycle.has_failed = failed
+        lifecycle, interrupt = self._lifecycle, None
+        lifecycle.has_failed = failed
         try:
             if not failed:
                 self.flush(timeout)
         except KeyboardInterrupt as error:
-            self._end(error)
-        self._end()
+            interrupt = error
+        self._ask()
+        if self._thread in self._unstarted:
+            self._write(_END_OF_ROW)
+            lifecycle.end()
+        try:
+            self._write_rest(interrupt)
+        finally:
+            lifecycle.is_stopped = True
         report_lost(self._rank, self._rows.writer.lost)
         if self._dropped:
             self._notices.warn(
@@ -164,24 +167,8 @@ class DirectExchange(Exchange):
             )
         return self._thread in self._unstarted or not (self.unwritten or any(self._rows.writer.lost.values()))
 
-    def _end(self, interrupt: KeyboardInterrupt | None = None) -> None:
-        self._ask()
-        if self._thread not in self._unstarted:
-            try:
-                write_rest(self._lifecycle, self._left, self._rank, interrupt)
-            finally:
-                self._lifecycle.is_stopped = True
-            return
-        self._write(_END_OF_ROW)
-        if interrupt is not None:
-            raise interrupt
-
     def _left(self) -> int:
         return sum(isinstance(item, Contribution) for item in self._waiting.copy())
-
-    def _ask(self, *, stop: bool = False) -> None:
-        super()._ask(stop=stop)
-        self._awake.put(None)
 
     # On the thread
 
@@ -246,9 +233,12 @@ class WatchingExchange(Exchange):
         elif kept is not None:
             self._dropped += 1
 
-    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        successor = self._lifecycle.successor
-        return self._lifecycle.has_kept_all if successor is None else successor.flush(timeout, together=together)
+    def _wake(self, flush: Flush | None = None) -> None:
+        if flush is not None:  # nothing is written here
+            flush.set()
+
+    def _left(self) -> int:
+        return 0
 
     def pass_on(self, successor: Exchange) -> None:
         super().pass_on(successor)
@@ -264,13 +254,13 @@ class WatchingExchange(Exchange):
         """Wait until it is certain which rank writes the run; no longer than a heartbeat if the process has failed."""
         if self._is_foreign:
             return True
-        lifecycle, limit = self._lifecycle, self._limit(timeout)
+        lifecycle, limit = self._lifecycle, self._limits.flush_timeout if timeout is None else timeout
         lifecycle.has_failed = failed
         self._ask()
         limit = min(limit, grace_of_failed(self._limits)) if failed else limit
         is_set_within(lifecycle.ended, limit, lambda: False)
         self._ask(stop=True)
-        has_ended = ends(lifecycle, lambda: 0, self._rank)
+        has_ended = self._write_rest()
         if self._has_rows and lifecycle.successor is None and (failure := self._hooks.failure()):
             _log.warning(
                 "dist_wandb: init failed on rank %d, which has the run to which rank %d logs: %s",

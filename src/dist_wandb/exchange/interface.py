@@ -83,6 +83,8 @@ class Lifecycle:
         self.delivered: threading.Event = threading.Event()
         self.ended: threading.Event = threading.Event()
         self.has_failed = False  # the process has failed, or the user has interrupted the end
+        self.lost: frozenset[int] = frozenset()  # as in `Exchange`
+        self.unmet: frozenset[int] = frozenset()
         self.is_needed = False  # others will request states, tables or spreads of what was delivered
         self.may_have_lost = False  # rows may be lost, because the rank that writes them cannot be reached
         self.unwritten = 0  # rows that were put, and given up at the end
@@ -126,13 +128,22 @@ class Exchange(ABC):
     def put(self, contribution: Contribution) -> None:
         """Add a contribution, without waiting for other ranks."""
 
-    @abstractmethod
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until everything that was put is finished, and written if this rank writes it; return whether it is.
 
         The timeout is in seconds, by default `finish_timeout`. If all ranks flush here (`together`), the flush ends
         once everything that any of them put is finished.
         """
+        lifecycle, flush = self._lifecycle, Flush(together=together)
+        within = self._limits.flush_timeout if timeout is None else timeout
+        if self._is_foreign or lifecycle.ended.is_set():
+            flush.set()
+        else:
+            self._wake(flush)
+        is_set = is_set_within(flush, within, lifecycle.ended.is_set)
+        if lifecycle.successor is not None:
+            return lifecycle.successor.flush(timeout, together=together)
+        return is_set and lifecycle.has_kept_all
 
     @abstractmethod
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
@@ -169,12 +180,12 @@ class Exchange(ABC):
     @property
     def lost(self) -> frozenset[int]:
         """Indices in the unit of ranks that opened a session, and are gone without having finished."""
-        return frozenset()
+        return self._lifecycle.lost
 
     @property
     def unmet(self) -> frozenset[int]:
         """Those of the lost ranks with which this one never exchanged anything."""
-        return frozenset()
+        return self._lifecycle.unmet
 
     @property
     def unwritten(self) -> int:
@@ -189,17 +200,71 @@ class Exchange(ABC):
     def _is_foreign(self) -> bool:
         return os.getpid() != self._pid  # a fork does not have the thread
 
-    def _limit(self, timeout: float | None) -> float:
-        return self._limits.flush_timeout if timeout is None else timeout
-
     def _ask(self, *, stop: bool = False) -> None:
         self._lifecycle.is_closing = True
         if stop:
             self._lifecycle.is_stopped = True
+        self._wake()
+
+    @abstractmethod
+    def _wake(self, flush: Flush | None = None) -> None:
+        """Wake the thread, which is to close, or to set a flush once everything put before it is written."""
+
+    @abstractmethod
+    def _left(self) -> int:
+        """Return approximately how many rows the thread has yet to write."""
 
     @abstractmethod
     def _run(self) -> None:
         """The work of the thread."""
+
+    def _write_rest(self, interrupt: KeyboardInterrupt | None = None) -> bool:
+        """Wait until the thread has written its last rows, as long as W&B takes them; return whether it has.
+
+        Reports the progress. While the thread opens a run, W&B limits the time. Raises KeyboardInterrupt at the end if
+        the user has interrupted it, or had before (`interrupt`). The second Ctrl-C, or the first one if the process has
+        failed, gives up the rows that are left.
+        """
+        lifecycle, rows = self._lifecycle, self._left()
+        all_rows, why, quiet, is_told = rows, None, _QUIET, interrupt is None
+        moved = told = time.monotonic()
+        while why is None:
+            try:
+                if rows and not is_told:
+                    _log.warning(
+                        "dist_wandb: rank %d writes its last %d rows. Press Ctrl-C again to lose them.",
+                        *(self._rank, rows),
+                    )
+                is_told = True
+                if lifecycle.ended.wait(min(_SLICE, LAST_WRITES)):
+                    break
+                now, before, rows = time.monotonic(), rows, self._left()
+                if rows < before or lifecycle.phase is Phase.MOVING:
+                    moved = now
+                if now - moved > LAST_WRITES:
+                    why = f"W&B has taken none for {LAST_WRITES:.3g} s"
+                elif rows and now - told > quiet:
+                    told, quiet = now, 2 * quiet
+                    _log.warning(
+                        "dist_wandb: rank %d writes its last rows: %d of %d are left.", self._rank, rows, all_rows
+                    )
+            except KeyboardInterrupt as error:
+                if interrupt is not None or lifecycle.has_failed:
+                    interrupt, why = error, "writing them was interrupted"
+                else:
+                    interrupt, is_told, moved = error, False, time.monotonic()
+        rows = 0 if why is None else self._left()
+        for _ in range(2 if rows else 0):  # a round that is unpacked has some rows in two lists for a moment
+            time.sleep(_SLICE)
+            rows = min(rows, self._left())
+        if rows:
+            lifecycle.unwritten += rows
+            _log.warning(
+                "dist_wandb: about %d rows of rank %d are lost: %s. The run ends as failed.", rows, self._rank, why
+            )
+        if interrupt is not None:
+            raise interrupt
+        return why is None
 
 
 def grace_of_failed(limits: Limits) -> float:
@@ -213,60 +278,6 @@ def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[],
     while not event.wait(min(_SLICE, max(0.0, deadline - time.monotonic()))):
         if gives_up() or time.monotonic() >= deadline:
             return event.is_set()
-    return True
-
-
-def write_rest(
-    lifecycle: Lifecycle,
-    left: Callable[[], int],  # how many rows, approximately
-    rank: int,  # in the job, for messages
-    interrupt: KeyboardInterrupt | None = None,
-) -> None:
-    """Wait until an exchange's thread has written its last rows, as long as W&B takes them, and report the progress.
-
-    Raises KeyboardInterrupt at the end if the user has interrupted it, or had before (`interrupt`). The second Ctrl-C,
-    or the first one if the process has failed, gives up the rows that are left.
-    """
-    why = None
-    while True:
-        try:
-            if interrupt is not None and left():
-                _log.warning(
-                    "dist_wandb: rank %d writes its last %d rows. Press Ctrl-C again to lose them.", rank, left()
-                )
-            if not ends(lifecycle, left, rank):
-                why = f"W&B has taken none for {LAST_WRITES:.3g} s"
-            break
-        except KeyboardInterrupt as error:
-            if interrupt is not None or lifecycle.has_failed:
-                interrupt, why = error, "writing them was interrupted"
-                break
-            interrupt = error
-    rows = 0 if why is None else left()
-    for _ in range(2 if rows else 0):  # a round that is unpacked has some rows in two lists for a moment
-        time.sleep(_SLICE)
-        rows = min(rows, left())
-    if rows:
-        lifecycle.unwritten += rows
-        _log.warning("dist_wandb: about %d rows of rank %d are lost: %s. The run ends as failed.", rows, rank, why)
-    if interrupt is not None:
-        raise interrupt
-
-
-def ends(lifecycle: Lifecycle, left: Callable[[], int], rank: int) -> bool:
-    """Wait for a thread; return whether it ends before it stands still. While it opens a run, W&B limits the time."""
-    all_rows = rows = left()
-    moved = told = time.monotonic()
-    quiet = _QUIET
-    while not lifecycle.ended.wait(min(_SLICE, LAST_WRITES)):
-        now, before, rows = time.monotonic(), rows, left()
-        if rows < before or lifecycle.phase is Phase.MOVING:
-            moved = now
-        elif now - moved > LAST_WRITES:
-            return False
-        if rows and now - told > quiet:
-            told, quiet = now, 2 * quiet
-            _log.warning("dist_wandb: rank %d writes its last rows: %d of %d are left.", rank, rows, all_rows)
     return True
 
 

@@ -123,8 +123,6 @@ class Attendance:
 
     def __init__(self, context: Context) -> None:
         self.is_only_one: bool = False  # as of the last `check`: no other rank has opened a session
-        self.lost: frozenset[int] = frozenset()  # as in `Exchange`
-        self.unmet: frozenset[int] = frozenset()  # as in `Exchange`
         self._context = context
         self._has_checked = False
 
@@ -140,8 +138,8 @@ class Attendance:
             )
         absent = presence.absent(generation)
         missing = absent if before is None else absent & set(before.members)
-        still_lost = (self.lost | missing) - set(generation.members)
-        self.lost = frozenset(still_lost - presence.departures.ended("finished", "undelivered"))
+        lifecycle, members = self._context.lifecycle, set(generation.members)
+        lifecycle.lost = (lifecycle.lost | missing) - members - presence.departures.ended("finished", "undelivered")
         reasons: dict[str, list[int]] = {}
         for index in sorted(missing):
             reasons.setdefault(self._why(presence, index, before, generation), []).append(index)
@@ -178,7 +176,8 @@ class Attendance:
         if is_end and generation is None:  # those that have, and with which there was no round until now, are lost
             with suppress(RendezvousError):
                 opened = presence.opened() - {self._context.unit.index}
-                self.lost = self.unmet = frozenset(opened - presence.departures.among(opened))
+                lifecycle = self._context.lifecycle
+                lifecycle.lost = lifecycle.unmet = frozenset(opened - presence.departures.among(opened))
         within = self._context.limits.join_timeout
         within = least_wait(within, self._context.unit) if is_end else within
         if presence.waited < within or (self._has_checked and not is_end):

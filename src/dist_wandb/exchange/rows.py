@@ -367,6 +367,7 @@ class Rows:
         index: int = 0,  # in the unit
     ) -> None:
         self.writer = writer
+        self.writes: bool = writer.is_primary  # the rows of its unit
         self.rank = rank
         self.definitions = definitions
         self.keep_summary = keep_summary
@@ -381,10 +382,6 @@ class Rows:
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
         self.posting: Posting = Posting(self, per_rank, is_first=not index)
         self.writing: Writing = Writing(self)
-
-    @property
-    def writes(self) -> bool:
-        return self.writer.is_primary  # the rows of its unit
 
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""

@@ -3,7 +3,7 @@
 A contribution is ready when the event that was recorded on its device is. Those behind one that is not ready wait too,
 so that rows keep their order.
 
-Neither the inbox nor the outbox loses a row. A script that logs faster than the ranks exchange is slowed down to their
+Neither this queue nor the outbox loses a row. A script that logs faster than the ranks exchange is slowed down to their
 pace once `max_pending_rows` wait, but not by ranks that stall: a round that stands still is broken off then
 (`collective`), and a call leaves the outbox when it is old (`protocol.plan`), for a table with that limit. Until then,
 or until the ranks have met (`join_timeout`), more rows may wait: one of 20 numbers takes 1.1 KiB (measured).
@@ -43,6 +43,7 @@ from dist_wandb.settings.options import Limits
 _MANY_AT_ONCE = 256  # unread contributions that end the thread's lingering
 _MOST_AT_ONCE = 1024  # contributions read before the next round
 _MANY = 256  # calls that wait for no more
+_OFTEN = 64  # every so many rows, `log` checks whether too many wait: counting them takes longer than passing one on
 _STANDSTILL = 1.5  # seconds without a row taken after which `log` waits no longer
 _FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for
 _FLUSH_HEARTBEATS = 2  # how long a flushing rank waits for others to flush as well
@@ -50,133 +51,16 @@ _STANDSTILL_HEARTBEATS = 2  # longer gaps between two rounds are a standstill
 _APART = 0.02  # minimum seconds between two recorded times of rounds
 
 
-class Inbox:
-    """The contributions that have not reached the rounds yet.
-
-    `put` and `wake` are called on the user's threads, where a signal handler that logs may interrupt them. They take no
-    lock for which that handler would wait: `SimpleQueue.put` is reentrant, `Event.set` is not. The exchange's thread
-    calls `post` with each contribution once its values are computed, and never blocks on a device.
-    """
-
-    def __init__(self, post: Callable[[Contribution], None]) -> None:
-        self.flushes: list[Flush] = []
-        self._post = post
-        self._unread: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
-        self.computing: deque[Contribution] = deque()  # those that wait for a device, or for those before them
-        self._urgent: SimpleQueue[None] = SimpleQueue()  # an item ends the lingering
-        self.was_used: bool = False  # whether there were any contributions
-
-    # On the user's threads
-
-    def put(self, contribution: Contribution) -> None:
-        self.was_used = True
-        self._unread.put(contribution)
-        if self._unread.qsize() > _MANY_AT_ONCE:
-            self._hurry()
-
-    def wake(self, flush: Flush | None = None) -> None:
-        self._unread.put(flush)
-        self._hurry()
-
-    def _hurry(self) -> None:  # after the reason for it was put
-        if self._urgent.empty():
-            self._urgent.put(None)
-
-    @property
-    def backlog(self) -> int:
-        """Approximately how many contributions were not posted yet."""
-        return self._unread.qsize() + len(self.computing)
-
-    @property
-    def is_empty(self) -> bool:
-        return self._unread.empty() and not self.computing
-
-    # On the thread of the exchange
-
-    def drain(self, timeout: float = 0.0) -> bool:
-        """Post the contributions that are ready; return whether there was anything to read or post in time."""
-        deadline = time.monotonic() + timeout
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            has_found = self._read(min(left, DEVICE_POLL_INTERVAL) if self.computing else left)
-            while self.computing and self.computing[0].is_ready():
-                self._post(self.computing.popleft())
-                has_found = True
-            if has_found or not left:
-                return has_found
-
-    def _read(self, timeout: float) -> bool:
-        """Read what is there, once there is something; return whether there is in time."""
-        has_found = False
-        with suppress(Empty):
-            for _ in range(_MOST_AT_ONCE):
-                item = self._unread.get(timeout=timeout) if timeout and not has_found else self._unread.get_nowait()
-                has_found = True
-                if isinstance(item, Contribution):
-                    self.computing.append(item)
-                elif item is not None:
-                    self.flushes.append(item)
-        return has_found
-
-    def linger(self, seconds: float, *, is_open: Callable[[], bool]) -> None:
-        """Wait for further contributions if they may come, unless a caller waits for the present ones."""
-        with suppress(Empty):
-            while True:
-                self._urgent.get_nowait()
-        self.drain()  # contributions from before the queue was emptied
-        if seconds and is_open() and not self.flushes:
-            with suppress(Empty):
-                self._urgent.get(timeout=seconds)
-            self.drain()
-
-    def pass_on(self, put: Callable[[Contribution], None]) -> None:
-        while self._read(0.0):
-            pass
-        while self.computing:
-            put(self.computing.popleft())
-
-    def answer(self, flushes: list[Flush]) -> None:
-        for flush in flushes:
-            flush.set()
-            self.flushes.remove(flush)
-
-
 class Pacer:
-    """The pace of one rank's exchange; `now` is the time in seconds, in all methods."""
+    """The patience of one rank's exchange; `now` is the time in seconds, in all methods."""
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.new_name_patience: float = NEW_NAME_HEARTBEATS * limits.heartbeat
         self.patience: float = limits.peer_timeout
         self._limits = limits
-        self._pause = 0.0
-        self._has_taken = True
-        self._last_end = now
         self._last_round = now
         self._active = 0.0  # seconds in which the exchange did not stand still
         self._rounds: deque[tuple[int, float]] = deque()  # number, and these seconds until then
-        self._settled_since: float | None = None
-
-    def left(self, now: float, oldest: float | None, *, awaits: bool, is_flushing: bool) -> float:
-        """Return how long to wait for more calls before the next round, in seconds.
-
-        The oldest call that waits was posted at `oldest`. `awaits`: after the last round, rows with values of this rank
-        waited for others. `is_flushing`: a caller waits until everything is written.
-        """
-        if is_flushing:
-            due = self._last_end + self._pause
-        elif oldest is not None and self._has_taken:
-            due = oldest + self._limits.linger
-        elif oldest is not None or awaits:  # others are behind: no busy loop
-            due = self._last_end + self._limits.linger
-        else:
-            due = self._last_end + self._limits.heartbeat
-        return due - now
-
-    def end_round(self, now: float, *, has_taken: bool, is_flushing: bool) -> None:
-        """Record the end of a round, and whether all calls that were offered were taken."""
-        self._last_end, self._has_taken = now, has_taken
-        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), self._limits.heartbeat) if is_flushing else 0.0
-        self._settled_since = self._settled_since if is_flushing else None
 
     def begin_round(self, now: float, number: int, oldest: int | None) -> tuple[int, int]:
         """Record the start of a round; the oldest open cell is of the round `oldest`.
@@ -205,30 +89,53 @@ class Pacer:
         """Return whether the current round takes so long that some rank seems to be held up."""
         return now - self._last_round > NEW_NAME_HEARTBEATS * self._limits.heartbeat
 
-    def has_flushed_alone(self, now: float, *, is_settled: bool) -> bool:
-        """Return whether a flushing rank has waited long enough for others to flush, once its calls are finished."""
-        if not is_settled:
-            self._settled_since = None
-            return False
-        if self._settled_since is None:
-            self._settled_since = now
-        return now - self._settled_since > _FLUSH_HEARTBEATS * self._limits.heartbeat
-
 
 class Turns:
-    """One rank's turns in the rounds."""
+    """What one rank logs and the rounds have not taken yet, and its turns in the rounds.
 
-    def __init__(self, context: Context, rounds: Rounds, inbox: Inbox, pacer: Pacer) -> None:
+    `put` and `wake` are called on the user's threads, where a signal handler that logs may interrupt them. They take no
+    lock for which that handler would wait: `SimpleQueue.put` is reentrant, `Event.set` is not. The exchange's thread
+    calls `post` with each contribution once its values are computed, and never blocks on a device.
+    """
+
+    def __init__(self, context: Context, rounds: Rounds, post: Callable[[Contribution], None]) -> None:
+        self.flushes: list[Flush] = []
+        self.computing: deque[Contribution] = deque()  # those that wait for a device, or for those before them
+        self.puts: int = 0  # how many contributions there were
         self._context = context
         self._rounds = rounds
-        self._inbox = inbox
-        self._pacer = pacer
-        self._awaits = False
+        self._post = post
+        self._unread: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
+        self._urgent: SimpleQueue[None] = SimpleQueue()  # an item ends the lingering
         self._most: int = context.limits.max_pending_rows + _MANY
         self._room = self._most  # how many rows may wait at present
+        # As of the last round: when it ended; whether rows with values of this rank wait for others, and all calls that
+        # were offered were taken; the pause of a flush after it, and since when what is flushed is finished.
+        self._last_end = time.monotonic()
+        self._awaits, self._has_taken = False, True
+        self._pause = 0.0
+        self._settled_since: float | None = None
+
+    # On the user's threads
+
+    def put(self, contribution: Contribution) -> None:
+        self._unread.put(contribution)
+        if self._unread.qsize() > _MANY_AT_ONCE:
+            self._hurry()
+        self.puts += 1
+        if self.puts % _OFTEN == 0:
+            self.await_room()
+
+    def wake(self, flush: Flush | None = None) -> None:
+        self._unread.put(flush)
+        self._hurry()
+
+    def _hurry(self) -> None:  # after the reason for it was put
+        if self._urgent.empty():
+            self._urgent.put(None)
 
     def await_room(self) -> None:
-        """Wait while too many rows are on their way, on the user's threads.
+        """Wait while too many rows are on their way.
 
         A loop that logs faster than W&B takes the rows would fill the memory, so `log` takes as long as they do, as
         with wandb alone. If the exchange stands still, as many rows again may wait: `log` waits for no rank.
@@ -249,7 +156,7 @@ class Turns:
     @property
     def backlog(self) -> int:
         """Approximately how many rows of this rank the others have not received."""
-        return self._inbox.backlog + len(self._rounds.outbox.waiting)
+        return self._unread.qsize() + len(self.computing) + len(self._rounds.outbox.waiting)
 
     def left(self) -> int:
         """Return approximately how many rows this rank has yet to write."""
@@ -261,46 +168,107 @@ class Turns:
             taken = table.taken.get(index, 0)  # a round that is being unpacked has entered calls of the backlog
             held = sum(rank < index or (rank == index and call < taken) for rank, call in entered)
             return max(self.backlog, ahead) + held + rows.writing.due
-        return self._inbox.backlog if rows.writer.has_run else 0  # values under its label
+        return self._unread.qsize() + len(self.computing) if rows.writer.has_run else 0  # values under its label
+
+    # On the thread of the exchange: what was logged
+
+    @property
+    def is_empty(self) -> bool:
+        return self._unread.empty() and not self.computing
+
+    def drain(self, timeout: float = 0.0) -> bool:
+        """Post the contributions that are ready; return whether there was anything to read or post in time."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            has_found = self._read(min(left, DEVICE_POLL_INTERVAL) if self.computing else left)
+            while self.computing and self.computing[0].is_ready():
+                self._post(self.computing.popleft())
+                has_found = True
+            if has_found or not left:
+                return has_found
+
+    def _read(self, timeout: float) -> bool:
+        """Read what is there, once there is something; return whether there is in time."""
+        has_found = False
+        with suppress(Empty):
+            for _ in range(_MOST_AT_ONCE):
+                item = self._unread.get(timeout=timeout) if timeout and not has_found else self._unread.get_nowait()
+                has_found = True
+                if isinstance(item, Contribution):
+                    self.computing.append(item)
+                elif item is not None:
+                    self.flushes.append(item)
+        return has_found
+
+    def linger(self, seconds: float) -> None:
+        """Wait for further contributions if they may come, unless a caller waits for the present ones."""
+        with suppress(Empty):
+            while True:
+                self._urgent.get_nowait()
+        self.drain()  # contributions from before the queue was emptied
+        if not (self.flushes or self._context.lifecycle.is_closing):
+            with suppress(Empty):
+                self._urgent.get(timeout=seconds)
+            self.drain()
+
+    def pass_on(self, put: Callable[[Contribution], None]) -> None:
+        while self._read(0.0):
+            pass
+        while self.computing:
+            put(self.computing.popleft())
+
+    def answer(self, flushes: list[Flush]) -> None:
+        for flush in flushes:
+            flush.set()
+            self.flushes.remove(flush)
+
+    # Turns
 
     def is_due(self) -> bool:
         """Return whether a row has waited long enough for ranks that have not opened a session, or this one ends."""
         oldest = math.inf
         if self._context.rows.writes:  # those of other ranks may be passed on to another session
-            self._inbox.drain()
+            self.drain()
             oldest = next((call.at for call in self._rounds.outbox.waiting), oldest)
         return self._context.lifecycle.is_closing or time.monotonic() - oldest >= generations.APART
 
     def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
         """Wait for contributions, peers or the next heartbeat; while it `awaits_primary`, this rank does not close."""
-        lifecycle, rounds, inbox = self._context.lifecycle, self._rounds, self._inbox
-        inbox.drain()
+        lifecycle, limits, rounds = self._context.lifecycle, self._context.limits, self._rounds
+        self.drain()
         while not (has_more or (lifecycle.is_closing and not awaits_primary()) or lifecycle.is_stopped):
             waiting = rounds.outbox.waiting
-            oldest = waiting[0].at if waiting else None
-            left = self._pacer.left(time.monotonic(), oldest, awaits=self._awaits, is_flushing=bool(inbox.flushes))
+            if self.flushes:
+                due = self._last_end + self._pause
+            elif waiting and self._has_taken:
+                due = waiting[0].at + limits.linger
+            elif waiting or self._awaits:  # others are behind: no busy loop
+                due = self._last_end + limits.linger
+            else:
+                due = self._last_end + limits.heartbeat
+            left = due - time.monotonic()
             if left <= 0 or len(waiting) >= _MANY:
                 break
             if waiting and not lifecycle.is_closing:  # further calls do not wake this thread
-                inbox.linger(left, is_open=lambda: not lifecycle.is_closing)
-            elif not inbox.drain(left):
+                self.linger(left)
+            elif not self.drain(left):
                 break
-        awaits_device = lifecycle.is_closing and not lifecycle.is_stopped and inbox.computing and not has_more
-        inbox.drain(self._context.limits.linger if awaits_device else 0.0)
+        awaits_device = lifecycle.is_closing and not lifecycle.is_stopped and self.computing and not has_more
+        self.drain(limits.linger if awaits_device else 0.0)
         rounds.intent = Intent.OPEN
-        if inbox.is_empty:
+        if self.is_empty:
             if lifecycle.is_closing and not awaits_primary():  # close may have been called meanwhile
                 rounds.intent = Intent.FAILING if lifecycle.has_failed else Intent.CLOSING
-            elif inbox.flushes:
+            elif self.flushes:
                 rounds.intent = Intent.PAUSING
             if rounds.intent is not Intent.OPEN:
                 self._context.rows.posting.end_row(rounds.outbox)
-        if self.backlog > self._context.limits.max_pending_rows:
+        if self.backlog > limits.max_pending_rows:
             self._context.warn(
                 "outbox",
                 f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
-                f"{self._context.limits.max_pending_rows} wait, so log takes as long as the exchange of a row. Log "
-                "less often.",
+                f"{limits.max_pending_rows} wait, so log takes as long as the exchange of a row. Log less often.",
             )
 
     def end_round(self, outcome: Outcome) -> None:
@@ -309,13 +277,17 @@ class Turns:
         They are once all ranks have paused: cells of only some of them are finished then. A rank without open cells
         waits a little for that if others have open cells, or more to contribute at once.
         """
-        rounds, inbox, now = self._rounds, self._inbox, time.monotonic()
-        flushes = inbox.flushes
+        rounds, heartbeat, now = self._rounds, self._context.limits.heartbeat, time.monotonic()
+        self._last_end = now
         self._awaits = outcome.awaits and not rounds.settled
-        has_taken = outcome.taken > 0 or not rounds.outbox.waiting
-        self._pacer.end_round(now, has_taken=has_taken, is_flushing=bool(flushes))
-        is_settled = bool(flushes) and rounds.settled and inbox.is_empty
-        has_waited = bool(flushes) and self._pacer.has_flushed_alone(now, is_settled=is_settled)
-        if is_settled and (outcome.paused or has_waited or not (rounds.table.open or outcome.more)):
+        self._has_taken = outcome.taken > 0 or not rounds.outbox.waiting
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), heartbeat) if self.flushes else 0.0
+        if not (self.flushes and rounds.settled and self.is_empty):
+            self._settled_since = None
+            return
+        if self._settled_since is None:
+            self._settled_since = now
+        has_waited = now - self._settled_since > _FLUSH_HEARTBEATS * heartbeat
+        if outcome.paused or has_waited or not (rounds.table.open or outcome.more):
             self._context.rows.writing.end_row()
-            inbox.answer([flush for flush in flushes if outcome.paused or not flush.together])
+            self.answer([flush for flush in self.flushes if outcome.paused or not flush.together])

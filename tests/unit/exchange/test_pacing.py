@@ -1,4 +1,4 @@
-"""The pace of rounds, and patience. Time is an argument, so nothing waits."""
+"""Patience with other ranks. Time is an argument, so nothing waits."""
 
 from __future__ import annotations
 
@@ -77,13 +77,3 @@ def test_patience_scales_with_the_heartbeat() -> None:
     assert not pacer.is_held_up(1.25)
     assert pacer.is_held_up(1.26)
     assert pacer.begin_round(0.75, 2, 1) == NONE  # of which half a second counts
-    assert not pacer.has_flushed_alone(2.0, is_settled=True)
-    assert pacer.has_flushed_alone(2.51, is_settled=True)
-
-
-def test_a_rank_that_flushes_waits_two_heartbeats_for_the_others(pacer: Pacer) -> None:
-    assert not pacer.has_flushed_alone(0.0, is_settled=True)
-    assert not pacer.has_flushed_alone(2.0, is_settled=True)
-    assert pacer.has_flushed_alone(2.1, is_settled=True)
-    assert not pacer.has_flushed_alone(2.2, is_settled=False)
-    assert not pacer.has_flushed_alone(2.3, is_settled=True), "from the start, because cells were open again"

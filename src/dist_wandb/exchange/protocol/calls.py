@@ -237,7 +237,7 @@ def _blocks(names: Sequence[str], blocks: Iterable[Sequence[Any]]) -> Iterator[B
         _check_type(int, *own, *occurrences, stride, x, x_stride, number, 0 if step is None else step)
         if not len(own) == len(occurrences) == len(set(own)) or min(number - 1, *own, *occurrences, 0) < 0:
             raise ValueError("a block without calls, or with unknown names")
-        yield Block(tuple([names[at] for at in own]), tuple(occurrences), step, stride, x, x_stride, number)
+        yield Block(tuple(map(names.__getitem__, own)), tuple(occurrences), step, stride, x, x_stride, number)
         values += number * (len(own) or 1)
         widest = max(widest, len(own))
     if values > MOST_VALUES + widest:

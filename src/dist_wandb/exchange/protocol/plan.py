@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, zip_longest
+from functools import partial
+from itertools import chain, compress, islice, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -72,9 +73,10 @@ class Plan:
         self.chosen: list[Taken] = _chosen(table, left, axes) if left else []  # the calls that go into the table
         # the cells of the table to which ranks contribute
         self.touched: dict[Key, None] = dict.fromkeys(chain.from_iterable(map(attrgetter("cells"), self.chosen)))
-        behind = [ranks for ranks, offer in offers.items() if offer.more]
-        # those on which something waits after the round
-        self.waiting: Ranks = NOBODY.union(*behind, *(party.ranks for party in left if party.left))
+        self.waiting: Ranks = NOBODY.union(  # those on which something waits after the round
+            *compress(offers, map(attrgetter("more"), offers.values())),
+            *map(attrgetter("ranks"), filter(attrgetter("left"), left)),
+        )
 
     def having(self, intent: Intent) -> Ranks:
         return NOBODY.union(*(ranks for ranks, offer in self.offers.items() if offer.intent is intent))
@@ -93,17 +95,14 @@ class Plan:
                 maxima += [NOTHING] * (MAXIMA * names * rows.number)
                 continue
             places = segment.places[lowest]
-            mine = [  # whether the lowest rank whose calls have an x axis is this one
-                next(rank for rank, those in segment.places.items() if those is None or at in those) == self._rank
-                for at in segment.axes
-            ]
             for call in self._calls[start : start + rows.number]:
                 own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
                 sums += own_sums
                 maxima += own_maxima
-                if slots:
-                    own = [_of_axis(number_at(own_sums, own_maxima, index, names)) for index in segment.axes]
-                    sums += [value if is_mine else 0.0 for value, is_mine in zip(own, mine, strict=True)]
+                for at in segment.axes:  # its value is that of the lowest rank whose calls have it
+                    giver = next(rank for rank, those in segment.places.items() if those is None or at in those)
+                    is_mine = giver == self._rank
+                    sums.append(_of_axis(number_at(own_sums, own_maxima, at, names)) if is_mine else 0.0)
         numbers: dict[Key, Number] = {}
         for one in self.chosen:
             if one.party is not self.party:
@@ -191,18 +190,16 @@ class Plan:
 
 def _matched(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Segment]:
     """Return the rows that the next calls of the parties form, and take these calls."""
-    segments: list[Segment] = []
-    while True:
-        for party in parties:
-            if party.left and (found := _from(party, table, parties, axes)):
-                segments.append(found)
-                break  # from the first party again
-        else:
-            return segments
+    match, segments = partial(_from, table, parties, axes), list[Segment]()
+    while found := next(filter(None, map(match, parties)), None):  # from the first party again
+        segments.append(found)
+    return segments
 
 
-def _from(first: Party, table: Table, parties: Sequence[Party], axes: frozenset[str]) -> Segment | None:
+def _from(table: Table, parties: Sequence[Party], axes: frozenset[str], first: Party) -> Segment | None:
     """Match the next calls of a party with those of others; take them if they are complete rows."""
+    if not first.left:
+        return None
     group, reached = {first: first.left[0]}, [first.left[0]]  # with all parties that share cells, directly or not
     while reached and len(group) < len(parties):
         one = reached.pop()

@@ -239,11 +239,7 @@ class Rounds:
             lost=tuple(told["too late"]),
             silent=tuple(told["gave up"]),
             differing=tuple(plan.differing),
-            uneven={
-                name: counts
-                for name, counts in (table.counts.items() if is_closed else ())
-                if len({*counts.values()}) > 1 and name not in table.axes
-            },
+            uneven=table.uneven() if is_closed else {},
         )
 
     def _lose(self, keys: Iterable[Key]) -> None:

@@ -72,6 +72,11 @@ class Table:
         rows, cells = self.rows, self.cells
         return (key for row in self.open for key in rows[row].values() if cells[key].shown != cells[key].ranks)
 
+    def uneven(self) -> dict[str, dict[int, int]]:
+        """Return the counts of names, but no x axes, that ranks have logged unequally often without a step."""
+        counts = {name: of_name for name, of_name in self.counts.items() if name not in self.axes}
+        return {name: of_name for name, of_name in counts.items() if len({*of_name.values()}) > 1}
+
     # Contributions
 
     def enter(self, call: Owner, known: Known, ranks: Ranks) -> None:

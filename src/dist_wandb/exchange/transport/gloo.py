@@ -88,7 +88,7 @@ class GlooGroup(Group):
         self.size = size
         self.timeout: float = timeout
         self._is_over = is_over
-        self._pending: list[Any] = []
+        self._running: Any = None  # the collective that has not ended
         self._room = _LEAST_ROOM
         try:
             forming = min(timeout, forming)
@@ -102,38 +102,30 @@ class GlooGroup(Group):
         self.bytes_given: int = 0  # to these by this member
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        summed: Any
-        largest: Any
-        if self.size == _PAIR or len(sums) + len(maxima) <= _MOST_BY_ALL:
-            summed, largest = self._reduce_by_all(np.array([*sums, *maxima], np.float64), len(sums))
-        else:
-            both = (torch.tensor(numbers, dtype=torch.float64) for numbers in (sums, maxima))
-            summed, largest = self.reduce_tensors(*both)
-        return summed.tolist(), largest.tolist()
+        both = map(torch.from_numpy, (np.array(sums, np.float64), np.array(maxima, np.float64)))
+        summed, largest = self.reduce_tensors(*both)
+        return summed.numpy().tolist(), largest.numpy().tolist()
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reduce float64 tensors on the host like `reduce`, perhaps in place. An empty one costs no collective."""
-        if self.size == _PAIR:
-            summed, largest = self._reduce_by_all(torch.cat((sums, maxima)).numpy(), sums.numel())
-            return torch.from_numpy(summed), torch.from_numpy(largest)
-        both = ((sums, self._timed(dist.AllreduceOptions())), (maxima, self._timed(dist.AllreduceOptions())))
-        both[1][1].reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        self._wait(
-            lambda group: [group.allreduce([tensor], options) for tensor, options in both if tensor.numel()],
-            sums.nbytes + maxima.nbytes,
-        )
-        return sums, maxima
+        """Reduce float64 tensors on the host like `reduce`, perhaps in place. An empty one costs no collective.
 
-    def _reduce_by_all(self, own: np.ndarray[Any, Any], summed: int) -> list[np.ndarray[Any, Any]]:
-        """Return the sums of the first `summed` numbers and the maxima of the others, the same bits on all members.
-
-        Each sends its numbers to all others: one collective. For two members its traffic is as that of any other.
+        If there are few numbers, or two members, whose traffic is the same as that of any other way, each member sends
+        its numbers to all others: one collective, and the same bits on all of them.
         """
-        received = np.zeros((self.size, own.size))
-        if own.size:
-            self._all_gather([*map(torch.from_numpy, received)], torch.from_numpy(own))
-        with np.errstate(all="ignore"):  # infinite and huge numbers
-            return [reduce(np.add, received[:, :summed]), reduce(np.maximum, received[:, summed:])]
+        if self.size == _PAIR or sums.numel() + maxima.numel() <= _MOST_BY_ALL:
+            own = torch.cat((sums, maxima))
+            received = torch.zeros((self.size, own.numel()), dtype=torch.float64)
+            if own.numel():
+                self._all_gather(list(received.unbind()), own)
+            of_sums, of_maxima = received[:, : sums.numel()].numpy(), received[:, sums.numel() :].numpy()
+            with np.errstate(all="ignore"):  # infinite and huge numbers
+                return torch.from_numpy(reduce(np.add, of_sums)), torch.from_numpy(reduce(np.maximum, of_maxima))
+        for tensor, operation in ((sums, dist.ReduceOp.SUM), (maxima, dist.ReduceOp.MAX)):
+            options = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp(operation)
+            if tensor.numel():
+                self._carry_out("allreduce", [tensor], options, size=tensor.nbytes)
+        return sums, maxima
 
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """As `Group`: one collective, with room for twice the last longest data; longer data take another one."""
@@ -180,62 +172,50 @@ class GlooGroup(Group):
 
     def _all_gather(self, received: list[torch.Tensor], own: torch.Tensor, deadline: float | None = None) -> None:
         # dist exports only the other options
-        options = self._timed(distributed_c10d.AllgatherOptions(), deadline)  # type: ignore[attr-defined]
-        self._wait(lambda group: [group.allgather([received], [own], options)], own.nbytes, deadline)
+        options = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
+        self._carry_out("allgather", [received], [own], options, size=own.nbytes, deadline=deadline)
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
         """Send this member's numbers to the first one, which gives an output for each; `None`: the group's timeout."""
-        outputs, options = [received] if self.rank == 0 else [], self._timed(distributed_c10d.GatherOptions())
-        self._wait(lambda group: [group.gather(outputs, [own], options)], own.nbytes, deadline)
+        outputs, options = [received] if self.rank == 0 else [], distributed_c10d.GatherOptions()
+        self._carry_out("gather", outputs, [own], options, size=own.nbytes, deadline=deadline)
 
     def receive_from_first(self, numbers: torch.Tensor, deadline: float | None = None) -> None:
         """Send numbers of the first member to all others, in place. The deadline may be later than the timeout."""
-        options = self._timed(dist.BroadcastOptions(), deadline)
-        self._wait(lambda group: [group.broadcast([numbers], options)], numbers.nbytes, deadline)
-
-    def _timed(self, options: Any, deadline: float | None = None) -> Any:
-        within = max(self.timeout, 0.0 if deadline is None else deadline - time.monotonic())
-        options.timeout = timedelta(seconds=within)
-        return options
+        options = dist.BroadcastOptions()
+        self._carry_out("broadcast", [numbers], options, size=numbers.nbytes, deadline=deadline)
 
     def close(self) -> None:
-        """Detach from the other members. Running collectives are left alone: destroying them would wait for them."""
+        """Detach from the other members. A running collective is left alone: destroying it would wait for it."""
         group, self._group = self._group, None
-        pending, self._pending = [work for work in self._pending if not work.is_completed()], []
-        if pending and group is not None:
-            kept = [group, *pending]  # with a reference that is never released: no destructor may run at exit either
+        work, self._running = self._running, None
+        if group is not None and work is not None and not work.is_completed():
+            kept = [group, work]  # with a reference that is never released: no destructor may run at exit either
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
             undestroyed.append(kept)
 
-    def _wait(self, call: Callable[[Any], list[Any]], size: int, deadline: float | None = None) -> None:
+    def _carry_out(self, name: str, *arguments: Any, size: int, deadline: float | None = None) -> None:
+        """Start one of the group's collectives, with its options as the last argument, and wait until it ends."""
         if self._group is None:
             raise BrokenError("the group is closed")
         self.bytes_given += size
-        deadline, failure = time.monotonic() + self.timeout if deadline is None else deadline, None
+        now, failure = time.monotonic(), None
+        deadline = now + self.timeout if deadline is None else deadline
+        arguments[-1].timeout = timedelta(seconds=max(self.timeout, deadline - now))
         try:
-            self._pending = call(self._group)
-            self.collectives += len(self._pending)
-            for work in self._pending:
-                if not self._ends(work, deadline):
-                    failure = "waiting for the other members was stopped"
-                    break
-            else:
-                self._pending = []
+            self._running = getattr(self._group, name)(*arguments)
+            self.collectives += 1
+            while self._running is not None and failure is None:
+                try:
+                    self._running.wait(_SLICE)
+                    self._running = None
+                except RuntimeError:  # noqa: PERF203  # the end of a slice and a failure raise the same error
+                    if self._running.is_completed():
+                        self._running.wait()  # raises its error; otherwise it has completed just after the slice
+                        self._running = None
+                    elif self._is_over() or (time.monotonic() > deadline and not self._running.is_completed()):
+                        failure = "waiting for the other members was stopped"
         except RuntimeError as error:  # gloo raises it for all failures
             failure = str(error)
         if failure is not None:  # raised here, because an error with gloo's traceback would keep the connections open
             raise BrokenError(failure)
-
-    def _ends(self, work: Any, deadline: float) -> bool:
-        """Wait in slices, so that waiting can be stopped. The end of a slice and a failure raise the same error."""
-        while True:
-            try:
-                work.wait(_SLICE)
-            except RuntimeError:  # noqa: PERF203  # once per slice
-                if work.is_completed():
-                    work.wait()  # raises its error; otherwise it has completed just after the slice
-                    return True
-                if self._is_over() or (time.monotonic() > deadline and not work.is_completed()):
-                    return False
-            else:
-                return True
