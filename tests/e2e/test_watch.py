@@ -22,6 +22,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in WRITERS:
         for how in HOW:
             (directory / kind / how).mkdir(parents=True)
+    (directory / "sharded").mkdir()
     for commands in python(SCRIPT, alone), python(SCRIPT, stock), torchrun(SCRIPT, *kinds):
         run_job(*commands, cwd=directory, environment=clean_environment(WANDB_SILENT="true")).check()
     return directory
@@ -50,3 +51,11 @@ def test_watched_gradients_are_in_the_rows_that_wandb_gives_them(how: str, jobs:
         assert gradients(jobs, kind, how) == [expected], kind
     assert gradients(jobs, "shared", how, "rank-1/") == [expected]
     assert gradients(jobs, "new", how) == [expected] * 2
+
+
+def test_a_sharded_models_parameters_are_this_ranks_part(jobs: Path) -> None:
+    """Nothing waits for rank 1, which watches nothing. Rank 0's part of the values 1 to 4 is 1 and 2."""
+    (run,) = ended_runs(jobs / "sharded", 1)
+    (row,) = history_of(run).rows
+    (bins,) = [row[name] for name in row if name.endswith("0.weight.bins")]
+    assert (bins[0], bins[-1]) == (1.0, 2.0)

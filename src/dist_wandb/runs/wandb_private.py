@@ -258,7 +258,8 @@ def adapt(run: Any, step: Callable[[], int]) -> list[Callable[[], None]]:
 
     `run.step` is the user's `step`, not W&B's number of rows. wandb makes an artifact of each table, and asks the
     server about it first, in `log`: without a server, the training and all later rows would wait until the request is
-    given up. An import by the user is reported to wandb's process, and must not fail because that is gone.
+    given up. An import by the user is reported to wandb's process, and must not fail because that is gone. `watch`
+    measures this rank's part of a `DTensor`: what it asks of the whole one waits for ranks that do not watch.
     """
     if not is_wandbs(run):
         return []
@@ -282,11 +283,15 @@ def adapt(run: Any, step: Callable[[], int]) -> list[Callable[[], None]]:
         with suppress(Exception):
             original(record)
 
+    def measure(original: Callable[[Any, str], None], tensor: Any, name: str) -> None:
+        original(tensor.to_local() if hasattr(tensor, "to_local") else tensor, name)
+
     answer = SimpleNamespace(wait_or=lambda **_: SimpleNamespace(step=step()))
     interface = getattr(run, "_interface", None)  # older versions count steps themselves; there, it remains W&B's
+    watched = getattr(run, "_torch", None) if "torch" in sys.modules else None  # it would import torch
     handlers: list[tuple[Any, str, Callable[..., Any]]] = [
         *((run, _LOG_ARTIFACT, log), (run, _API, api), (run, _TELEMETRY, report)),
-        (interface, _STEP_ASKED, lambda _: answer),
+        *((interface, _STEP_ASKED, lambda _: answer), (watched, "log_tensor_stats", measure)),
     ]
     return [intercept(owner, name, handler) for owner, name, handler in handlers if hasattr(owner, name)]
 

@@ -109,15 +109,17 @@ class JobLink:
         """Let a read wait until what the primary publishes `is_known`; raise `RendezvousError` if the store is gone.
 
         All reads together wait up to `join_timeout` and, if another rank becomes the primary then, until it has opened
-        the run, but no more than some seconds. None waits if the session is over on the coordinator: what that has
-        published may be gone.
+        the run, but no more than some seconds. None waits if the primary's `init` has failed, nor if the session is
+        over on the coordinator: what that has published may be gone.
         """
         if self.reads_until == math.inf:
             within = self.options.limits.join_timeout + self.may_move * _DECISION
             self.reads_until = time.monotonic() + within
         if not self.is_over():
-            is_settled = lambda: self.has_moved or time.monotonic() > self.reads_until or is_known() or None  # noqa: E731
-            poll(is_settled, math.inf, LONGEST_PAUSE, self.topology.world_size)
+            poll(
+                lambda: self.has_moved or time.monotonic() > self.reads_until or is_known() or why_no_run(self),
+                *(math.inf, LONGEST_PAUSE, self.topology.world_size),
+            )
 
     def run_id(self) -> str | None:
         """Return the id of the unit's run; `wait` for the one that the coordinator publishes."""

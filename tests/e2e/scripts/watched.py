@@ -32,3 +32,17 @@ for kind in sys.argv[1:]:
             wandb.log({"loss": float(step), **axis}, **({"step": step} if how == "steps" else {}))
         wandb.unwatch(model)
         wandb.finish()
+if dist.is_initialized():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    sharded: Any = torch.nn.Sequential(torch.nn.Linear(1, 4, bias=False))
+    with torch.no_grad():
+        sharded[0].weight.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
+    for part in (sharded[0], sharded):
+        fully_shard(part, mesh=init_device_mesh("cpu", (2,)))
+    wandb.init(project="p", dir="sharded")
+    wandb.watch(sharded, log="all", log_freq=1)
+    sharded(torch.ones(1, 1)).sum().backward()
+    wandb.log({"loss": 1.0})
+    wandb.finish()

@@ -79,7 +79,7 @@ def test_the_first_read_waits_for_the_primary_until_the_timeout_but_a_planned_id
     begin_to_open(store)
     second = alone(1)
     began = time.monotonic()
-    with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.3 s"):
+    with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run .* 0.3 s"):
         assert (second.run.name, second.run.url) == (None, None)
     with monkeypatch.context() as after_that:
         after_that.setattr("dist_wandb.session.job_link.poll", lambda *_: pytest.fail("the wait must happen only once"))

@@ -101,7 +101,7 @@ class LocalConfig:
         with suppress(RendezvousError):
             job_store = connection.store()
             if job_store is not None:
-                why = f"its primary did not open its run within {connection.join_timeout:g} s"
+                why = f"its primary did not open its run (reads wait up to {connection.join_timeout:g} s)"
                 try:
                     connection.await_primary(lambda: job_store.has([key + OF_VERSION]))
                 finally:
