@@ -64,7 +64,7 @@ def test_an_early_stop_reaches_all_ranks_and_ends_the_trial_once(wandb_server: W
             wandb_server.stop_trial("sweep0", number)
             wandb_server.wait_until(partial(has_ended, wandb_server, number), within=60)
         assert job.processes[0].wait(60) == 0
-        wait_until(lambda: not job.living(), 60, "the end of all processes of a stopped trial")
+        wait_until(lambda: not job.living(), 120, "the end of all processes of a stopped trial")
     output = log.read_text()
     assert len(wandb_server.runs) == len(codes)
     for number, code in enumerate(codes.values()):

@@ -46,7 +46,11 @@ def with_lightning() -> None:
         def training_step(self, batch: torch.Tensor) -> None:
             time.sleep(0.1)
             self.log("loss", self.layer(batch).mean())  # Lightning may hang where SIGTERM meets a rank in backward
-            if time.monotonic() - self.begin > AT_LEAST:
+            seconds = time.monotonic() - self.begin
+            # Lightning 2.6 loses a SIGTERM that arrives while it asks rank 0 for one, and then trains on alone.
+            if self.global_rank and seconds > AT_LEAST / 2:
+                raise TimeoutError
+            if seconds > AT_LEAST:
                 self.trainer.should_stop = True
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
