@@ -24,10 +24,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/interface.py:Lifecycle": ({"attributes": 12}, "a record: what the threads of an exchange share"),
     "exchange/participation.py:Cycle": ({"attributes": 11}, "a rank's rounds, and their rows until these are written"),
     "exchange/rows.py:Rows": ({"attributes": 12}, "a record: what rows are made with"),
-    "exchange/turns.py:Turns": (
-        {"methods": 17, "attributes": 15},
-        "what a rank logs, until it is taken",
-    ),
+    "exchange/turns.py:Turns": ({"methods": 17, "attributes": 15}, "what a rank logs, until it is taken"),
     "exchange/protocol/contributors.py:Contributors": ({"attributes": 12}, "what is known of the ranks of a unit"),
     "exchange/protocol/calls.py:Offer": ({"attributes": 12}, "a record: what a rank tells the others"),
     "exchange/protocol/plan.py:Plan": ({"attributes": 11}, "a round: what it takes, and what is left"),

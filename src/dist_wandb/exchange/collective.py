@@ -33,7 +33,7 @@ from dist_wandb.exchange.interface import (
     Flush,
     Hooks,
     Phase,
-    grace_of_failed,
+    waiting_time,
 )
 from dist_wandb.exchange.membership import Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
@@ -102,8 +102,7 @@ class CollectiveExchange(Exchange):
             return True
         lifecycle, cycle = self._lifecycle, self._worker.cycle
         lifecycle.has_failed = lifecycle.has_failed or failed
-        limit = self._limits.flush_timeout if timeout is None else timeout
-        limit = min(limit, grace_of_failed(self._limits) if failed else math.inf)
+        limit = waiting_time(self._limits, timeout, failed=failed)
         self._worker.late_from = time.monotonic() + limit / 2
         self._ask()
         try:

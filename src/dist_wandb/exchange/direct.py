@@ -36,8 +36,8 @@ from dist_wandb.exchange.interface import (
     Flush,
     Hooks,
     Phase,
-    grace_of_failed,
     is_set_within,
+    waiting_time,
 )
 from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
@@ -254,11 +254,10 @@ class WatchingExchange(Exchange):
         """Wait until it is certain which rank writes the run; no longer than a heartbeat if the process has failed."""
         if self._is_foreign:
             return True
-        lifecycle, limit = self._lifecycle, self._limits.flush_timeout if timeout is None else timeout
+        lifecycle = self._lifecycle
         lifecycle.has_failed = failed
         self._ask()
-        limit = min(limit, grace_of_failed(self._limits)) if failed else limit
-        is_set_within(lifecycle.ended, limit, lambda: False)
+        is_set_within(lifecycle.ended, waiting_time(self._limits, timeout, failed=failed), lambda: False)
         self._ask(stop=True)
         has_ended = self._write_rest()
         if self._has_rows and lifecycle.successor is None and (failure := self._hooks.failure()):

@@ -135,12 +135,11 @@ class Exchange(ABC):
         once everything that any of them put is finished.
         """
         lifecycle, flush = self._lifecycle, Flush(together=together)
-        within = self._limits.flush_timeout if timeout is None else timeout
         if self._is_foreign or lifecycle.ended.is_set():
             flush.set()
         else:
             self._wake(flush)
-        is_set = is_set_within(flush, within, lifecycle.ended.is_set)
+        is_set = is_set_within(flush, waiting_time(self._limits, timeout), lifecycle.ended.is_set)
         if lifecycle.successor is not None:
             return lifecycle.successor.flush(timeout, together=together)
         return is_set and lifecycle.has_kept_all
@@ -267,9 +266,10 @@ class Exchange(ABC):
         return why is None
 
 
-def grace_of_failed(limits: Limits) -> float:
-    """Return how long other ranks are waited for after a failure, in seconds."""
-    return min(limits.heartbeat + _LAST_ROUNDS, _LONGEST_GRACE)
+def waiting_time(limits: Limits, timeout: float | None, *, failed: bool = False) -> float:
+    """Return how long a flush or an end waits, in seconds; for other ranks, no longer than a grace after a failure."""
+    time_limit = limits.flush_timeout if timeout is None else timeout
+    return min(time_limit, limits.heartbeat + _LAST_ROUNDS, _LONGEST_GRACE) if failed else time_limit
 
 
 def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[], bool]) -> bool:

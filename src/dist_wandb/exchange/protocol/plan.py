@@ -95,14 +95,16 @@ class Plan:
                 maxima += [NOTHING] * (MAXIMA * names * rows.number)
                 continue
             places = segment.places[lowest]
+            givers = [  # of the values of x axes: the lowest ranks whose calls have them
+                next(rank for rank, those in segment.places.items() if those is None or at in those)
+                for at in segment.axes
+            ]
             for call in self._calls[start : start + rows.number]:
                 own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
                 sums += own_sums
                 maxima += own_maxima
-                for at in segment.axes:  # its value is that of the lowest rank whose calls have it
-                    giver = next(rank for rank, those in segment.places.items() if those is None or at in those)
-                    is_mine = giver == self._rank
-                    sums.append(_of_axis(number_at(own_sums, own_maxima, at, names)) if is_mine else 0.0)
+                for at, giver in zip(segment.axes, givers, strict=True):
+                    sums.append(_of_axis(number_at(own_sums, own_maxima, at, names)) if giver == self._rank else 0.0)
         numbers: dict[Key, Number] = {}
         for one in self.chosen:
             if one.party is not self.party:
