@@ -1,7 +1,7 @@
 """Weights & Biases logging for distributed PyTorch training.
 
 ``DistWandbLogger`` for Lightning, ``DistWandbTracker`` for Accelerate, ``init`` for plain PyTorch. Importing this
-package imports neither torch nor wandb nor a framework: public names are loaded at their first use.
+package imports neither torch nor a framework, and wandb only in a notebook: names are loaded at their first use.
 
 ``import dist_wandb as wandb`` gives scripts all names of wandb: those that concern the current run (`log`, `config`,
 `watch`, `finish`, ...) act on the current session, and all others are wandb's own.
@@ -185,3 +185,7 @@ def _is_module(name: str) -> bool:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *_ROOMS, *_OF_CURRENT, *_OF_WANDB})
+
+
+if getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)() is not None:
+    importlib.import_module("wandb")  # adds its magics to a notebook: a cell may begin with %%wandb, before any use

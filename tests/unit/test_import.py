@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+from pathlib import Path
 
 import pytest
 import wandb
@@ -53,6 +54,13 @@ def test_a_session_does_not_load_the_reader_of_record_files() -> None:
         run_python("import sys, dist_wandb.session.api; print('dist_wandb.wandb_files.records' in sys.modules)")
         == "False"
     )
+
+
+def test_a_notebook_has_the_magics_of_wandb_from_the_import_on(tmp_path: Path) -> None:
+    """The import of wandb adds them, so that a cell may begin with ``%%wandb`` and call `init` inside."""
+    (tmp_path / "IPython.py").write_text("get_ipython = object")
+    (tmp_path / "wandb.py").write_text("print('%%wandb')")
+    assert run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import IPython, dist_wandb") == "%%wandb"
 
 
 def test_the_package_lists_only_its_public_names() -> None:
