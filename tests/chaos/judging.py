@@ -17,7 +17,7 @@ from typing import Any
 from calls import Cells, Contribution, calls_of, cells_of, differing_axes, uneven_names
 from chaos_facts import Facts, Writer
 from columns import Column, deviation
-from drawing import HARD, NOTE, seeds_of
+from drawing import ABSENT, HARD, NOTE, seeds_of
 from driving import Evidence, Row, RunFile
 from row_rules import DEGRADED, REGULAR, RowRules, Violation, brief
 
@@ -187,12 +187,16 @@ def _tracebacks(output: str) -> list[str]:
 def _of_runs(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     for problem in evidence.unknown:
         yield Violation("unknown to the server", problem[:300])
+    calls = calls_of(evidence.entries)
     for writer in facts.writers():
         files = files_of(evidence, writer.run_id, writer.directory)
+        logged = {call.rank for call in calls[writer.session]} & writer.unit
+        # No rank takes the place of an absent rank 0 for what the ranks that have logged say is lost.
+        is_lost = bool(evidence.spec.faults_of(0, *ABSENT) and logged) and logged <= facts.reported_lost
         hard = bool(evidence.spec.faults_of(writer.rank, *HARD)) or writer.rank in facts.ended_by_launcher
         hard = hard or writer.rank in facts.disk_full
         if not files:
-            if not hard:
+            if not hard and not is_lost:
                 yield Violation("no run", f"{writer.run_id} of rank {writer.rank} is not on disk")
             continue
         code = files[-1].exit_code

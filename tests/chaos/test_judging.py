@@ -222,3 +222,16 @@ def test_a_row_without_a_killed_rank_must_be_marked() -> None:
     verdict = judge(evidence)
     assert verdict.violations == []
     assert verdict.excused["said to be lost"] == 2
+
+
+def test_only_what_is_said_to_be_lost_needs_no_run_if_rank_0_is_absent() -> None:
+    evidence = sound(nodes=(3,), faults=(Fault("never", 0, 0, 0.0), Fault("raise", 2, 1, 0.0)))
+    opened: list[Entry] = [{**warning(rank, ""), "event": "opened", "session": 0} for rank in (1, 2)]
+    ended: list[Entry] = [{**warning(rank, ""), "event": "end"} for rank in (0, 1)]
+    logged = [{"pid": 102, "at": 1.0, **entry} for entry in call(2, 0, {"loss": (0, value_of(2, 0))}, 0, 0.0)]
+    evidence.entries[:] = [*opened, *logged, {**warning(2, ""), "event": "fault", "kind": "raise"}, *ended]
+    evidence.codes[:] = [0, 0, 1]
+    evidence.files.clear()
+    assert kinds(evidence) == {"no run"}
+    evidence.entries.append(warning(2, "dist_wandb: what rank 2 logged after the start may be lost: it failed."))
+    assert kinds(evidence) == set()

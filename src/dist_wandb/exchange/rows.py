@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -95,7 +96,7 @@ class Own(NamedTuple):
     """What this rank alone keeps for the row of one of its calls."""
 
     values: Mapping[str, Any]  # those that are not combined with other ranks, by final name
-    commit: bool | None  # as in `wandb.Run.log`
+    commit: bool  # whether its call ends the row
     follows: int = 0  # as in `Contribution`
     # numbers that a float64 does not hold as they are, booleans and large integers: written if the result equals them
     exact: Mapping[str, int] = MappingProxyType({})
@@ -172,9 +173,9 @@ class _Axes:
         if not lacked or last is None or (last.step, last.x) != self.place:
             return
         if last.names:
-            outbox.extend((*lacked,), lanes_of([*map(number_of, lacked.values())]), last.own)
-        elif last.own is not None:
-            outbox.extend((), last.lanes, last.own._replace(values={**last.own.values, **lacked}))
+            outbox.extend((*lacked,), lanes_of([*map(number_of, lacked.values())]))
+        elif last.own:
+            outbox.extend((), last.lanes, last.own[-1][1]._replace(values=lacked))
 
 
 class Posting:
@@ -218,12 +219,13 @@ class Posting:
         if own_axes and (step, x) != self._axes.place:
             self._axes.end(rounds.outbox)
         continues, axes = self._is_open, self._axes.take(contribution)
-        self._is_open = not (step is None if commit is None else commit)
+        is_end = step is None if commit is None else commit
+        self._is_open = not is_end
         is_part = commit is False and step is None
         after = self._parts if continues and (step is None or commit) else 0  # as in wandb, a step ends the row before
         self._parts += is_part
         place = contribution.is_value, self._parts if is_part else 0, after
-        own = Own({}, commit, contribution.follows, {}, *place) if self._writes else None
+        own = Own({}, is_end, contribution.follows, {}, *place) if self._writes else None
         is_partial = commit is False or not axes.keys() >= {*own_axes}
         rounds.outbox.may_grow = self._is_open and is_partial
         lacked: dict[str, Any] = {}
@@ -237,7 +239,7 @@ class Posting:
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, lacked, self._weights(contribution.weight, values))
         if self._writes:
-            own = Own(mine, commit, contribution.follows, self._exact(values), *place)
+            own = Own(mine, is_end, contribution.follows, self._exact(values), *place)
         if unit or others or own:
             names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
             call = _join(rounds.outbox, names, lanes, step, x, own) if continues else None
@@ -335,15 +337,10 @@ def _join(outbox: Outbox, names: Names, lanes: Lanes, step: int | None, x: int, 
     last = outbox.waiting[-1] if outbox.waiting else None
     if last is None or last.x != x or (names and last.step != step):
         return None
-    before, kept = last.own or Own({}, None), own or Own({}, None)
-    given = {*(series_of(name).name for name in last.names), *before.values}
-    if not given.isdisjoint([*(series_of(name).name for name in names), *kept.values]):
+    given = {*(series_of(name).name for name in last.names), *chain(*(before.values for _, before in last.own))}
+    if not given.isdisjoint([*(series_of(name).name for name in names), *(own.values if own else ())]):
         return None
-    if own is not None:
-        commit = step is None if own.commit is None else own.commit
-        values, exact = {**before.values, **own.values}, {**before.exact, **own.exact}
-        own = Own(values, commit, own.follows, exact, part=own.part, after=before.after)
-    return outbox.extend(names, lanes, own)
+    return outbox.extend(names, lanes, own and own._replace(is_value=False))
 
 
 class Rows:

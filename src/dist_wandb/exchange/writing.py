@@ -156,11 +156,10 @@ class Writing:
             self._rows.keep_summary({}, None, None, is_open=False, serial=0)
 
     def _write_finished(self, row: Row, values: dict[str, Any], missing: int) -> None:
-        own, commit, is_value = {}, row.step is None, False
+        own, commit, is_value = {}, row.step is None and not row.own, False
         for one in row.own:
             own.update(one.values)
-            commit = commit if one.commit is None else one.commit
-            is_value = one.is_value
+            commit, is_value = commit or one.commit, is_value or one.is_value
         values.update(own)
         if not values:
             if commit and row.x >= 0:  # without steps, the next row has another position

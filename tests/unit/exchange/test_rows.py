@@ -548,6 +548,25 @@ def test_what_one_rank_adds_to_an_open_row_stands_in_it(adds: int, step: int | N
     ]
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_own_values_of_calls_that_were_joined_stand_beside_their_numbers(is_apart: bool) -> None:
+    """Threads log at one step: the calls of rank 1 wait together for rank 0, whose rows they become."""
+    unit = Unit(run_mode="new", reduce="mean")
+    for machine in unit.rounds:
+        machine.side_data.interleaved = True
+    calls: list[dict[str, Any]] = [{"a": 1.0}, {"b": 2.0, "note": "of b"}, {"c": 3.0, "text": "of c"}]
+    for call in calls:
+        unit.log(1, call, 0)
+    for call in calls:
+        unit.log(0, call, 0)
+        if is_apart:
+            unit.log(0, {"thread": 1.0}, 9)
+    unit.close()
+    rows = [{name for name in row if name not in ("global_step", "thread")} for row in unit.runs[1].rows]
+    together = [{"a"}, {"b", "note"}, {"c", "text"}]
+    assert [row for row in rows if row] == (together if is_apart else [set().union(*together)])
+
+
 @pytest.mark.parametrize("step", [None, 2])
 @pytest.mark.parametrize(("rank", "added"), [(1, {"only": 1.0}), (0, {"note": "text"})])
 def test_a_row_without_an_axis_gets_the_last_value_in_the_calls_of_its_rank(

@@ -85,7 +85,8 @@ class Call(NamedTuple):
     x: int  # its position: its step, or the last one of its rank; `-1 - calls` before any, with so many earlier calls
     lanes: Lanes
     at: float  # when it was posted
-    own: Any = None  # what its rank alone needs to write its row, which may have no names
+    # what its rank alone needs to write its row, after so many names: calls that were joined may stand in several rows
+    own: Sequence[tuple[int, Any]] = ()
 
     def cells(self) -> list[Key]:
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
@@ -106,12 +107,13 @@ class Outbox:
 
     def post(self, names: Iterable[str], lanes: Lanes, step: int | None, x: int, at: float, own: Any = None) -> Call:
         names = self._shape(tuple(names))
-        call = Call(names, self._count(step, names), step, x, lanes, at, own)
+        call = Call(names, self._count(step, names), step, x, lanes, at, ((0, own),) if own else ())
         self.waiting.append(call)
         return call
 
-    def extend(self, names: Names, lanes: Lanes, own: Any) -> Call:
+    def extend(self, names: Names, lanes: Lanes, own: Any = None) -> Call:
         last = self.waiting[-1]
+        owns = last.own if own is None else (*last.own, (len(last.names), own))
         occurrences = (*last.occurrences, *self._count(last.step, names)) if names else last.occurrences
         numbers = [
             number_at(*those, at, len(part))
@@ -119,7 +121,7 @@ class Outbox:
             for at in range(len(part))
         ]
         whole = self._shape((*last.names, *names))
-        call = last._replace(names=whole, occurrences=occurrences, lanes=lanes_of(numbers), own=own)
+        call = last._replace(names=whole, occurrences=occurrences, lanes=lanes_of(numbers), own=owns)
         self.waiting[-1] = call
         return call
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, compress, islice, zip_longest
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes
@@ -179,9 +179,9 @@ class Plan:
                 table.memory.add(
                     Remembered((owner, first + index), *row[:4], row.axes, table.serial, givers, lacks, row.lanes)
                 )
-            kept = None if start is None else self._calls[start + index].own
-            if names or kept is not None:
-                yield row if kept is None else row._replace(own=(kept,))
+            kept = () if start is None else self._calls[start + index].own
+            if names or kept:
+                yield row._replace(own=[*map(itemgetter(1), kept)]) if kept else row
         by_ranks: dict[Ranks, list[str]] = {}
         for cell in cells:
             by_ranks.setdefault(ranks[cell], []).append(names[cell])

@@ -84,8 +84,8 @@ class Outcome:
     uneven: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
-def _without_numbers(step: int | None, x: int, own: Any, serial: int = 0) -> Row:
-    return Row((), (), step, x, ([], []), {}, (), own=(own,), serial=serial)
+def _without_numbers(step: int | None, x: int, own: Sequence[Any], serial: int = 0) -> Row:
+    return Row((), (), step, x, ([], []), {}, (), own=own, serial=serial)
 
 
 class Rounds:
@@ -114,9 +114,9 @@ class Rounds:
         self._hold_of_part = hold_of_part
         self._patience = Patience(most_open, needs_primary)
         self._gives_up = (NEVER, NEVER)  # up to these rounds: cells of new names, all cells
-        # What this rank alone keeps for the rows of its calls, until these are written: by the first cell of the call;
-        # and rows of what was kept for cells that are not written with it.
-        self._kept: dict[Key, Any] = {}
+        # What this rank alone keeps for the rows of its calls, until these are written: by the first cell of each call,
+        # also of those that were joined; and rows of what was kept for cells that are not written with it.
+        self._kept: dict[Key, list[Any]] = {}
         self._rest: list[Row] = []
 
     # Calls of this rank, which are posted in `outbox`
@@ -189,11 +189,11 @@ class Rounds:
         for place, one in enumerate(plan.chosen):
             if one.party is plan.party:
                 late += [key for key in one.cells if table.cells[key].shown is not None]
-                own = calls[one.number].own
-                if own is not None and one.cells:
-                    self._kept[next(iter(one.cells))] = own
-                elif own is not None:
-                    own_rows.append((place, _without_numbers(one.call.step, one.call.x, own, first + place)))
+                for before, own in calls[one.number].own:
+                    if behind := [key for key, at in one.cells.items() if at >= before] or [*one.cells][-1:]:
+                        self._kept.setdefault(behind[0], []).append(own)
+                    else:
+                        own_rows.append((place, _without_numbers(one.call.step, one.call.x, [own], first + place)))
         each: Any = Offer._make(zip(*plan.offers.values(), strict=True))  # the fields of all offers
         takes_all, is_crowded = not waiting, len(table.open) > self._patience.most_open
         patience = self._patience._replace(
@@ -253,7 +253,7 @@ class Rounds:
         """Return rows of the table with what this rank keeps for them, and the rest, once."""
         found = []
         for row in rows:
-            own = [self._kept.pop(key) for key in row.cells() if key in self._kept] if self._kept else []
+            own = [one for key in row.cells() for one in self._kept.pop(key, ())] if self._kept else []
             found.append(row._replace(own=own) if own else row)
         found += self._rest
         self._rest = []
