@@ -67,7 +67,11 @@ class JobStore:
 
         launch, store = Launch.detect(), None
         if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
-            store = dist.group.WORLD.get_group_store()
+            group = dist.group.WORLD
+            if hasattr(group, "get_group_store"):
+                store = group.get_group_store()
+            else:  # torch before 2.9 has no public way
+                store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
             while isinstance(store, dist.PrefixStore):  # unwrap to torchrun's store, which ranks without a group use
                 store = store.underlying_store
         store = store or _store_of_agent(launch, topology, timeout)
