@@ -19,6 +19,7 @@ Differences from a new interpreter:
 - The parent is the server; Python's `os.getppid` returns the stand-in's parent.
 - SIGSTOP sent only to the stand-in does not stop the child; both have the same environment in ``/proc``.
 - A child has its own session, so `os.killpg` of its group reaches the child and its descendants, but not its siblings.
+- At its end, Python clears the modules of the program, but neither the preloaded ones nor `sys` and `builtins`.
 
 Therefore a few jobs of every kind stay cold: those of tests marked with ``cold``. ``DIST_WANDB_TESTS_COLD=1`` makes all
 starts cold.

@@ -31,32 +31,51 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _STDERR = 2
 _OWN_FILES = tuple(str(Path(__file__).parent / name) for name in ("fresh.py", "server.py"))
+_CLEARED = ("__main__", "sys", "builtins")
+_NOT_FLUSHED = 120  # Python's exit code if its streams cannot be flushed
 _libraries: dict[str, types.ModuleType] = {}
+_code: int | None = None  # the exit code, once it is certain
 
 
 def shorten_ends() -> None:
     """Make children skip the slowest part of their end: the teardown of modules that were imported before the fork.
 
-    This part is the same in every process: destructors of C libraries, and of their modules. Call this function before
-    the libraries are imported, because hooks that are registered first run last.
+    This part is the same in every process, and would copy a quarter of the memory that it shares with the server. Call
+    this function before the libraries are imported, because hooks that are registered first run last.
     """
-    atexit.register(_keep_libraries)
+    atexit.register(lambda: vars(sys).update(ps2=_BeforeModules()))
 
 
 def note_libraries() -> None:
-    _libraries.update(
-        (name, module)
-        for name, module in sys.modules.items()
-        if name.partition(".")[0] not in sys.stdlib_module_names and name != "__main__"
-    )
+    _libraries.update((name, module) for name, module in sys.modules.items() if name not in _CLEARED)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_libraries))
 
 
-def _keep_libraries() -> None:
-    for name, module in _libraries.items():
-        if sys.modules.get(name) is module:
-            del sys.modules[name]
-    _libc.fflush(None)
+class _BeforeModules:
+    """Python deletes it, and others of `sys`, before the modules."""
+
+    def __del__(self) -> None:
+        for name, module in _libraries.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+        _libc.fflush(None)
+        if _code is not None:
+            vars(sys)["_end"] = _AfterModules()
+
+
+class _AfterModules:
+    """Python deletes it, the first of the names of `sys`, after the program's modules: the rest is Python's own."""
+
+    def __del__(self) -> None:
+        code = _code
+        try:
+            for stream in (sys.__stderr__, sys.__stdout__):
+                if stream is not None and not stream.closed:
+                    stream.flush()
+        except Exception:  # noqa: BLE001  # as Python does
+            code = _NOT_FLUSHED
+        _libc.fflush(None)
+        os._exit(code or 0)
 
 
 def die_with_parent(parent: int) -> None:
@@ -129,11 +148,19 @@ def run(request: Request) -> None:
             path = str(Path(request.directory, request.target))
             main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
             exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
-    except SystemExit:
+    except SystemExit as error:
+        _end_with(error.code)
         raise
     except BaseException:
         _hide_own_frames()
         raise
+    else:
+        _end_with(None)
+
+
+def _end_with(code: object) -> None:
+    global _code  # noqa: PLW0603
+    _code = 0 if code is None else code & 0xFF if isinstance(code, int) else None
 
 
 def _hide_own_frames() -> None:
