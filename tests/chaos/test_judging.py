@@ -252,6 +252,8 @@ def test_a_table_may_be_lost_with_wandbs_process_that_was_killed_if_a_message_sa
     table = [{"pid": 100, "at": 99.0, **entry} for entry in call(0, 99, {"table.nrows": (0, 17)}, 5, 50.0)]
     evidence.entries[at:at] = table
     assert kinds(evidence) == {"lost"}
+    evidence.files[0].rows.append({"global_step": 5})
+    assert kinds(evidence) == {"lost", "empty row"}
     evidence.entries.append(warning(0, "dist_wandb: rank 0 could write only the numbers of 1 of the rows lost"))
     assert kinds(evidence) == set()
 
@@ -267,3 +269,11 @@ def test_a_marked_row_may_have_the_axis_of_a_rank_whose_part_never_came() -> Non
     assert "wrong axis" not in kinds(evidence)
     row.pop(DEGRADED)
     assert "wrong axis" in kinds(evidence)
+
+
+def test_a_rank_that_was_left_alone_does_not_know_that_another_one_failed() -> None:
+    evidence = killed()
+    evidence.files[0] = replace(evidence.files[0], exit_code=0)
+    assert kinds(evidence) == {"exit code"}
+    evidence.entries.append(warning(0, "dist_wandb: Rank 0 cannot reach the store of the job. Rank 0 continues alone."))
+    assert kinds(evidence) == set()
