@@ -24,6 +24,7 @@ _ALONE = (
     "continues alone",
 )
 _DISK_FULL = "could be written to disk"
+_NUMBERS_ONLY = "could write only the numbers"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Facts:
     left_alone: frozenset[int]
     # ranks that could not write all of their run to disk, according to their own warning
     disk_full: frozenset[int] = frozenset()
+    # ranks that lost the tables of the rows of the last seconds with wandb's process, according to their own warning
+    numbers_only: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, spec: Spec, entries: Sequence[Entry]) -> Facts:
@@ -60,7 +63,8 @@ class Facts:
         for entry in entries:
             if entry["event"] == "opened":
                 opened[entry["rank"]].append(entry["session"])
-        texts = [entry["text"] for entry in entries if entry["event"] == "warning"]
+        said = [(entry["rank"], entry["text"]) for entry in entries if entry["event"] == "warning"]
+        texts = [text for _, text in said]
         lost = [re.findall(r"rank (\d+) (?:logged .* may be lost|stalled.* meanwhile is lost)", text) for text in texts]
         gone = [
             re.findall(
@@ -77,14 +81,9 @@ class Facts:
             frozenset(range(spec.world_size)) - ended,
             frozenset(int(rank) for found in lost for rank in found),
             frozenset(int(rank) for found in gone for ranks in found for rank in ranks.split(", ") if rank),
-            frozenset(
-                entry["rank"]
-                for entry in entries
-                if entry["event"] == "warning" and any(part in entry["text"] for part in _ALONE)
-            ),
-            frozenset(
-                entry["rank"] for entry in entries if entry["event"] == "warning" and _DISK_FULL in entry["text"]
-            ),
+            frozenset(rank for rank, text in said if any(part in text for part in _ALONE)),
+            frozenset(rank for rank, text in said if _DISK_FULL in text),
+            frozenset(rank for rank, text in said if _NUMBERS_ONLY in text),
         )
 
     @property
@@ -125,8 +124,8 @@ class Facts:
             codes.add({"term": _TERMINATED, "exit": int(fault.value)}.get(kind, 1))
             if kind == "exit" and self.spec.ending != "with":
                 codes.add(0)  # Python does not expose the exit code of a process that is ending
-            if rank in self.given_up:
-                codes.add(0)  # it was late, and may have failed after the run's end
+            if rank in self.given_up or writer.rank in self.left_alone:
+                codes.add(0)  # it was late, and may have failed after the run's end, or without having met the writer
         if (concerned & self.given_up).difference(self.fatal, {writer.rank}):
             codes |= {0, 1}  # a stalled rank counts as failed if it is still away when the run ends
         if concerned & self.ended_by_launcher:

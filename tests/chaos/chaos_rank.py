@@ -376,7 +376,8 @@ def see_others_begin(spec: Spec, directory: Path) -> None:
 
     Rank 0 hosts the store. wandb waits for itself forever if it starts without that directory.
     """
-    others = [other for other in range(spec.world_size) if not spec.faults_of(other, "late", "never")]
+    absent = ("never",) if spec.has("tmp_gone") else ("late", "never")
+    others = [other for other in range(spec.world_size) if not spec.faults_of(other, *absent)]
     if not spec.guarded:
         with contextlib.suppress(AssertionError):  # one of them has already failed
             wait_until(lambda: all((directory / f"opened-{other}").exists() for other in others), within=20)

@@ -167,7 +167,8 @@ def _is_true(entry: Mapping[str, Any], facts: Facts) -> bool:
     )
     is_cut_off = "the rank that writes it cannot be reached" in text
     writers = {min(writer.unit) for writer in facts.writers() if entry["rank"] in writer.unit}
-    return failed <= able_to_fail and lost <= hurt and not (is_cut_off and hurt.isdisjoint({entry["rank"], *writers}))
+    gone = hurt | facts.left_alone  # also a rank that has waited for the others until its time was over
+    return failed <= able_to_fail and lost <= hurt and not (is_cut_off and gone.isdisjoint({entry["rank"], *writers}))
 
 
 def kind_of(text: str) -> str:
@@ -347,6 +348,8 @@ class _Check:
             self.verdict.excused["given up"] += 1
         elif self.writer in self.facts.disk_full:
             self.verdict.excused["disk full"] += 1
+        elif self.column.name.startswith("table") and self.writer in self.facts.numbers_only:
+            self.verdict.excused["lost with wandb's process"] += 1
         elif self.column.name.startswith("table") and self.evidence.spec.has("tmp_gone"):
             self.verdict.excused["no directory for tables"] += 1
         else:

@@ -107,7 +107,7 @@ class Cycle:
             if attached := attached_among(row.names):
                 keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached]
         if keys and (self.has_primary or own.writes):
-            for attachment, due in own.attachments.due(keys):
+            for attachment, due in own.attachments.due(keys, is_alone=len(self._members) == 1):
                 began = time.monotonic()
                 attachment.exchange(due, group)
                 self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
@@ -176,6 +176,8 @@ class Cycle:
         if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
             self._rounds.side_data.axes = self._context.rows.axes()
         self.has_more = False
+        if self._context.rows.writes:  # what an exchange that broke has not merged
+            self._exchange(self.group, self._due)
 
 
 class Participation:

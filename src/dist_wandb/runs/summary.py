@@ -114,12 +114,13 @@ class LastLogged:
 
     def show(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
-        found = {name: self.definitions.summary_of(name) for name in row} if self.definitions.given else {}
-        defined = {name: shown for name, shown in found.items() if shown}
-        for name, shown in defined.items():
-            self._statistics.setdefault(name, Statistics(shown)).add(row[name])
+        defined = dict[str, Statistics]()
+        for name in row if self.definitions.given else ():
+            if shown := self.definitions.summary_of(name):
+                defined[name] = self._statistics.setdefault(name, Statistics(shown))
+                defined[name].add(row[name])
         if self.stand_in is not None:
-            self.stand_in.show(row, self.paths, {name: self._statistics[name] for name in defined})
+            self.stand_in.show(row, self.paths, defined)
         else:
             self._calls.update(dict.fromkeys(row, _Call(x, dict(row))))
 

@@ -39,9 +39,8 @@ _STEP_ASKED = "deliver_history_step"  # the method of a run's interface that `ru
 _DEFINED = "_metric_callback"  # the method of a run that sends a definition
 _LOG_ARTIFACT, _API = "_log_artifact", "_public_api"  # methods of a run; the first one calls the second one
 _TELEMETRY = "_telemetry_callback"  # the method of a run that reports, in an import by the user, what is imported
-_SETUP = "wandb.sdk.wandb_setup"
+_SETUP, _MEDIA = "wandb.sdk.wandb_setup", "wandb.sdk.data_types._private"
 _LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN})
-_MEDIA_DIRECTORY = "wandb-media"  # suffix of the directory's name
 _stopping = threading.RLock()  # two threads may find the same process lost
 
 
@@ -94,21 +93,20 @@ def has_lost_service(run: AnyRun, error: Exception) -> bool:
 
 
 def with_media_directory(write: Callable[[], _T]) -> _T:
-    """Call `write`; again, if wandb's directory for files of tables and other media was missing."""
-    try:
-        return write()
-    except FileNotFoundError as error:  # ended forks remove it, as do programs that clean up temporary files
-        directory = Path(str(error.filename or "")).parent
-        if not directory.name.endswith(_MEDIA_DIRECTORY) or directory.exists():
-            raise
+    """Call `write` while wandb's directory for files of tables and other media exists.
+
+    Ended forks remove it, as do programs that clean up temporary files. wandb notices after it has stored a table.
+    """
+    directory = Path(getattr(getattr(sys.modules.get(_MEDIA), "MEDIA_TMP", None), "name", "."))
+    if is_missing := not directory.exists():
         with suppress(OSError):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            return write()
-        finally:
-            if not threading.main_thread().is_alive():  # at its end the process has removed it, for the last time
-                with suppress(OSError):
-                    directory.rmdir()
+    try:
+        return write()
+    finally:
+        if is_missing and not threading.main_thread().is_alive():  # at its end the process has removed it
+            with suppress(OSError):
+                directory.rmdir()
 
 
 def service_in_use() -> object:
@@ -138,7 +136,7 @@ def disarm_exit_hooks() -> None:
 
     They remove the parent's directory for media and, before wandb 0.20, stop the parent's wandb process.
     """
-    media = getattr(sys.modules.get("wandb.sdk.data_types._private"), "MEDIA_TMP", None)
+    media = getattr(sys.modules.get(_MEDIA), "MEDIA_TMP", None)
     with suppress(AttributeError):
         atexit.unregister(media.cleanup)  # type: ignore[union-attr]
         media._finalizer.detach()  # type: ignore[union-attr]  # noqa: SLF001  # no public way

@@ -139,7 +139,7 @@ class RunWriter:
         W&B would add a mapping, or media, to an earlier mapping of its row. So it gets what came between, too.
         """
         replaced = row.values.keys() & values.keys()
-        if any(type(values[name]) not in _WRITABLE for name in replaced):
+        if not _WRITABLE.issuperset(map(type, map(values.get, replaced))):
             passed, row.values = row.values, {}
             self._write(passed, commit=False)
         for name in replaced & row.values.keys():

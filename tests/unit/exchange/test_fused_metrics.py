@@ -152,6 +152,18 @@ def test_a_metric_that_the_rank_that_writes_has_never_logged_is_reported(caplog:
     assert not lost.total(), "its row is corrected"
 
 
+def test_the_rank_that_writes_logs_a_metric_once_the_others_have_gone(caplog: pytest.LogCaptureFixture) -> None:
+    unit = Unit(3)
+    key = unit.keep(0, ranks=[1, 2])
+    unit.exchange(key, range(3))
+    assert unit.finish(key, 2) == {}
+    unit.keep_late(0, key)
+    unit.exchange(key, [0])
+    assert unit.finish(key, 3, corrects=True) == {"sum": 5.0, DEGRADED: 2, "global_step": 0}
+    assert "it came after the parts of other ranks were dropped" not in caplog.text
+    assert not unit.ranks[0].attachments.contributions.lost.total()
+
+
 MANY = 20  # more metrics than fit into FEW bytes
 FEW = 50_000
 

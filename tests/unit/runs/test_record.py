@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -210,18 +211,22 @@ def test_an_error_about_one_row_does_not_replace_the_run(stand: Stand, error: Ex
     assert stand.record.finish(0) is None
 
 
-def test_a_removed_directory_for_media_is_recreated(stand: Stand, tmp_path: Path) -> None:
-    file = tmp_path / "tmpabcwandb-media" / "a.table.json"
+def test_a_removed_directory_for_media_is_recreated_before_wandb_stores_a_table(
+    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, stored = tmp_path / "tmpabcwandb-media", list[str]()
+    module = SimpleNamespace(MEDIA_TMP=SimpleNamespace(name=str(directory)))
+    monkeypatch.setitem(sys.modules, "wandb.sdk.data_types._private", module)
     log = stand.lost.log
 
     def writes_a_file(row: dict[str, Any], **kwargs: Any) -> None:
-        file.write_text("{}")
+        stored.append("artifact")
+        (directory / "a.table.json").write_text("{}")
         log(row, **kwargs)
 
     stand.lost.log = writes_a_file  # type: ignore[method-assign]
     stand.record.log({"table": 1})
-    assert file.exists()
-    assert stand.lost.rows == [{"table": 1}]
+    assert (stored, stand.lost.rows) == (["artifact"], [{"table": 1}])
 
 
 def test_a_directory_for_media_that_is_recreated_at_the_end_of_the_process_is_removed(tmp_path: Path) -> None:
@@ -229,18 +234,22 @@ def test_a_directory_for_media_that_is_recreated_at_the_end_of_the_process_is_re
 import atexit, pathlib, sys, types
 from dist_wandb.runs.record import Record
 
-file = pathlib.Path(sys.argv[1], "a.table.json")
+directory = types.SimpleNamespace(name=sys.argv[1])
+sys.modules["wandb.sdk.data_types._private"] = types.SimpleNamespace(MEDIA_TMP=directory)
 
 def log(row, **_):
+    print(row)
+    file = pathlib.Path(directory.name, "a.table.json")
     file.write_text("{}")
     file.unlink()  # wandb moves it into the run's directory
-    print(row)
 
-atexit.register(Record(types.SimpleNamespace(log=log), 0, None).log, {"table": 1})
+record = Record(types.SimpleNamespace(log=log), 0, None)
+atexit.register(lambda: [record.log({"table": number}) for number in (1, 2)])
 """
     directory = tmp_path / "tmpabcwandb-media"
     job = (sys.executable, "-c", script, str(directory))
-    assert subprocess.run(job, check=True, capture_output=True, text=True, timeout=60).stdout == "{'table': 1}\n"
+    printed = subprocess.run(job, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert printed == "{'table': 1}\n{'table': 2}\n"
     assert not directory.exists()
 
 

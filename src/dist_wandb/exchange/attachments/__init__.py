@@ -159,23 +159,24 @@ class Attachments:
     def needs_primary(self, series: str) -> bool:
         return bool((attachment := self._of(series)) and attachment.needs_own_part)
 
-    def due(self, keys: Sequence[Key]) -> list[tuple[Attachment, list[Key]]]:
-        """Return the finished cells that have attachments, by these; equal on all ranks."""
-        due = [(one, [key for key in keys if self._of(key.name) is one]) for one in self.by_type.values()]
+    def due(self, keys: Sequence[Key], *, is_alone: bool = False) -> list[tuple[Attachment, list[Key]]]:
+        """Return the finished cells that have attachments, by these; equal on all ranks. Alone: without values."""
+        mine = [(one, [key for key in keys if self._of(key.name) is one]) for one in self.by_type.values()]
+        due = [(one, [key for key in found if not is_alone or key not in one.values]) for one, found in mine]
         return [(one, found) for one, found in due if found]
 
     def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int]:
         """Remove and return the values of a finished cell by name, and how many of its `ranks` are missing in them.
 
-        No values if its row was written before (`corrects`), and parts of what was written are no longer kept.
+        No values if they were written before the row is (`corrects`), and parts of them are no longer kept.
         """
         attachment = self._of(key.name)
         if attachment is None:
             return {}, 0
         values, contributors = attachment.values.pop(key, ({}, 0))
         missing = ranks - contributors  # from ranks that were lost meanwhile, or are too late
-        if missing > 0 and corrects:
-            before, written = self._written.get(key, (0, contributors))
+        if missing > 0 and corrects and key in self._written:
+            before, written = self._written[key]
             missing = ranks - written
             if missing > 0 and ranks > before:
                 self.contributions.lost["that came too late"] += 1
