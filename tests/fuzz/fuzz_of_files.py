@@ -343,6 +343,7 @@ def _read_sidecar(data: bytes) -> None:
 def _notes() -> list[bytes]:
     note: dict[str, Any] = {"base_id": "exp", "session": "init/1", "project": "digits", "entity": None}
     note |= {"run_mode": "auto", "rank_scope": "global", "world_size": 2, "job": "slurm-7", "requeues": 1}
+    note["rendezvous"] = "host:1/0"
     return [json.dumps(asdict(RestartRecord(**note))).encode()]
 
 

@@ -60,8 +60,9 @@ class JobStore:
     def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> JobStore | None:
         """Return access to the store of ``torch.distributed``, or of torchrun's agent; `None` if there is none yet.
 
-        Keys are of this attempt of the launcher, or of all attempts (`lasting`). Raises RendezvousError if torchrun's
-        store does not answer. So do all other methods if the store does not; see `StoreConnection.call`.
+        Keys in the store of torchrun's agent, which outlives the processes, are of this attempt, or of all (`lasting`).
+        Other stores are of one start; its attempt may differ between nodes. Raises RendezvousError if torchrun's store
+        does not answer. So do all other methods if the store does not; see `StoreConnection.call`.
         """
         import torch.distributed as dist
 
@@ -77,7 +78,7 @@ class JobStore:
         store = store or _store_of_agent(launch, topology, timeout)
         if store is None:
             return None
-        attempt = "all" if lasting else launch.attempt
+        attempt = "all" if lasting else launch.attempt if launch.agent_store else 0
         return cls(store, f"dist_wandb/{attempt}/{namespace}", topology, timeout)
 
     def publish(self, key: str, value: Any) -> None:

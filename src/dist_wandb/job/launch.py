@@ -42,8 +42,9 @@ class Launch:
     """The launcher's variables about the whole job."""
 
     agent_store: tuple[str, int] | None  # host and port of the store of torchrun's agent
-    attempt: int  # number of restarts of the job's processes by the launcher
+    attempt: int  # number of restarts that the node's agent has counted: not those because of another node
     requeues: int  # number of restarts of the job by SLURM
+    rendezvous: str  # a name of this start of the job's processes
     torchrun_start: str | None  # a name of this start of torchrun on this node, equal for all restarts of its processes
     # SLURM's name of the job and, within an srun, of the step; equal for all restarts of the job
     slurm_step: str | None
@@ -57,10 +58,12 @@ class Launch:
         # torchrun's agent uses a new random directory for the error files of its workers
         errors = re.match(r"(.+)/attempt_\d+/", environ.get("TORCHELASTIC_ERROR_FILE", ""))
         port = integer("MASTER_PORT", environ.get("MASTER_PORT", "")) if has_agent else 0
+        attempt = integer("TORCHELASTIC_RESTART_COUNT", environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         return cls(
             agent_store=(environ["MASTER_ADDR"], port) if has_agent else None,
-            attempt=integer("TORCHELASTIC_RESTART_COUNT", environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            attempt=attempt,
             requeues=integer("SLURM_RESTART_COUNT", environ.get("SLURM_RESTART_COUNT", "0")),
+            rendezvous=f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}/{attempt}",
             torchrun_start=f"torchrun-{socket.gethostname()}-{errors[1]}" if errors else None,
             slurm_step=_slurm_step(environ),
             node_rank=None if node_rank is None else integer(node_rank, environ[node_rank]),

@@ -176,8 +176,9 @@ RANKS_ALONE = {
     "PMIX_RANK": "PMIx",
     "PALS_RANKID": "PALS",
     "FLUX_TASK_RANK": "Flux",
+    "SUBMITIT_LOCAL_GLOBALRANK": "submitit",
 }
-"""Variables with a rank, by launchers that do not set the number of ranks."""
+"""Variables with a rank, by launchers whose variables do not give the ranks of a job (submitit: its local executor)."""
 
 
 def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:

@@ -15,11 +15,12 @@ No single location survives all kinds of restart, so a record is kept in up to t
   replaces it: a start that does not ask for it starts anew, and only the latest can be continued.
 
 Which one is used: after a restart by torchrun, the store, else the job's file; after a requeue by SLURM, the job's file
-if it was written before this requeue; with ``resume="auto"``, the latest. A record with another mode, scope or project
-is ignored with a warning, because its run ids differ. An `id` given by the user takes precedence; if it is the
-record's, the run is resumed, because W&B might otherwise overwrite a run that is opened again. A successful end deletes
-the record. In the agent's store it is replaced by "ended", so that a script's first session is not continued when its
-second one failed.
+if it was written before this requeue; with ``resume="auto"``, the latest. An agent does not count a restart because of
+another node (one that failed, or joined), but its processes then meet at another address. A record with another mode,
+scope or project is ignored with a warning, because its run ids differ. An `id` given by the user takes precedence; if
+it is the record's, the run is resumed, because W&B might otherwise overwrite a run that is opened again. A successful
+end deletes the record. In the agent's store it is replaced by "ended", so that a script's first session is not
+continued when its second one failed.
 
 A record is validated when it is read. Files are used only if they belong to the user and are not links (`small_files`):
 another user's record could redirect a job's rows into a run of that user's choice.
@@ -84,6 +85,7 @@ class RestartRecord:
     world_size: int
     job: str | None  # the launcher's name for the job, by which it can be found again, if there is one
     requeues: int  # how often SLURM had requeued the job
+    rendezvous: str  # the launcher's name for this start
     format: int = _FORMAT
 
     @classmethod
@@ -141,6 +143,7 @@ class RestartStore:
             world_size=topology.world_size,
             job=self._launch.torchrun_start or self._launch.slurm_step,
             requeues=self._launch.requeues,
+            rendezvous=self._launch.rendezvous,
         )
         self._arguments = init_arguments
         self._directory = requested.wandb_directory(init_arguments) / DIRECTORY
@@ -189,13 +192,15 @@ class RestartStore:
     def _candidates(self, *, asked_for: bool) -> Iterator[Earlier | None]:
         """Yield the earlier starts, the most reliable record first; `None` if the run is known to have ended."""
         launch = self._launch
+        reason = f"restart {launch.attempt} of torchrun" if launch.attempt else "restart by torchrun"
         if launch.attempt:
-            reason = f"restart {launch.attempt} of torchrun"
             with suppress(RendezvousError, ValueError, TypeError, KeyError):
                 message = None if self._store is None else self._store.try_get(_KEY)
                 if message is not None:
                     yield Earlier(RestartRecord.of(message["record"]), reason) if message["record"] else None
-            yield from self._in_file("torchrun", reason)
+        found = self._in_file("torchrun", reason)
+        # Otherwise, a worker of torchrun has started the command twice.
+        yield from (earlier for earlier in found if earlier.record.rendezvous != launch.rendezvous)
         if launch.requeues:
             found = self._in_file("slurm", f"restart {launch.requeues} of the SLURM job")
             # Otherwise, the job's script started the command twice.

@@ -168,6 +168,17 @@ def test_an_unreachable_agent_is_named_with_its_variables(
         JobStore.find("name", rank(1), SHORT)
 
 
+def test_ranks_whose_nodes_count_restarts_differently_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's agent counts only failures of its own processes, not a restart because of another node's."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        find(0).publish("key", "value")
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        assert find(1).try_get("key") == "value"
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.usefixtures("agent")
 def test_the_store_of_a_process_group_has_precedence() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -126,13 +126,14 @@ def test_only_variables_of_an_image_that_torchrun_keeps_are_reported() -> None:
             {"RANK": "0", "WORLD_SIZE": "1", **MPICH},
             "MPICH seems to have started it: it set rank 1 of 2, but rank 0 of 1 is used",
         ),
+        ({"SUBMITIT_LOCAL_GLOBALRANK": "1"}, "treated as a job of its own, but submitit's SUBMITIT_LOCAL_GLOBALRANK=1"),
         ({"FLUX_TASK_RANK": "3"}, "treated as a job of its own, but Flux's FLUX_TASK_RANK=3 shows"),
         (  # ``export RANK=$SLURM_PROCID`` before srun: all tasks are rank 0
             {"RANK": "0", "WORLD_SIZE": "4", **RECORDED["srun -N1 -n4"][3]},
             "SLURM give this process different ranks: it set rank 3 of 4, but rank 0 of",
         ),
     ],
-    ids=["an image", "another launcher", "an export"],
+    ids=["an image", "submitit", "another launcher", "an export"],
 )
 def test_a_rank_that_contradicts_the_launcher_warns_at_the_start(
     environ: Environ, message: str, monkeypatch: pytest.MonkeyPatch

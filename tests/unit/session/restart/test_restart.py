@@ -34,6 +34,14 @@ def test_a_torchrun_restart_continues_through_the_agents_store(
     assert given(fake_wandb, "resume", last=writers) == ["allow"] * writers
 
 
+@pytest.mark.parametrize(("port", "is_continued"), [("2", True), ("1", False)])
+def test_a_restart_because_of_another_node_is_known_by_its_address(start: Start, port: str, is_continued: bool) -> None:
+    """The node's agent does not count it. At the same address, a worker of torchrun has started the script twice."""
+    first = kill(start(environ={**attempt(0), "MASTER_PORT": "1"}))
+    second = start(environ={**attempt(0), "MASTER_PORT": port})
+    assert (ids(second) == ids(first)) == is_continued
+
+
 @pytest.mark.parametrize("environ", [attempt(1, "/agent/none_z"), {"TORCHELASTIC_RESTART_COUNT": "1"}])
 def test_another_torchrun_start_is_not_a_restart(start: Start, environ: dict[str, str]) -> None:
     """Its first attempt may have died before it wrote its own record."""

@@ -150,7 +150,7 @@ def test_records_are_readable_only_by_the_user(start: Start) -> None:
     "changed", [{"run_mode": "\x1b[2J"}, {"rank_scope": ""}, {"project": 7}, {"job": []}, {"base_id": "a/b"}]
 )
 def test_an_invalid_record_is_refused(changed: dict[str, Any]) -> None:
-    record = RestartRecord("a", "test/1", None, None, "new", "global", 2, None, 0)
+    record = RestartRecord("a", "test/1", None, None, "new", "global", 2, None, 0, "")
     assert RestartRecord.of(vars(record)) == record
     with pytest.raises(ValueError, match=r"unknown|wrong type|refuses in run ids"):
         RestartRecord.of({**vars(record), **changed})

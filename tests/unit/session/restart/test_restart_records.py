@@ -18,7 +18,7 @@ from dist_wandb.settings.options import Options
 
 
 def test_the_record_describes_the_start(start: Start) -> None:
-    (first, _) = start(environ=SLURM, project="digits", dir="place")
+    (first, _) = start(environ={**SLURM, "MASTER_ADDR": "host", "MASTER_PORT": "1"}, project="digits", dir="place")
     records = sorted((Path("place") / RECORDS).iterdir())
     assert [path.name.partition("-")[0] for path in records] == ["job", "latest"]
     expected = {
@@ -32,6 +32,7 @@ def test_the_record_describes_the_start(start: Start) -> None:
         "world_size": 2,
         "job": "slurm-7-0",
         "requeues": 0,
+        "rendezvous": "host:1/0",
     }
     assert [json.loads(path.read_text()) for path in records] == [expected] * 2
 
