@@ -189,7 +189,7 @@ class SessionHolder:
             owns_adopted=provisional is not None and provisional.owns_run and not self.launch.is_child,
             create_new=topology.world_size > 1 or is_another,
             led_by_trainer=True,  # which catches SIGTERM to save a checkpoint
-            restarts=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as the stock logger
+            may_restart=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as stock
         )
         if provisional is not None:
             provisional.release()

@@ -15,7 +15,7 @@ is open; otherwise the other runs keep it, and the next run starts another proce
 With ``system_metrics="all-nodes"`` local rank 0 of each other node attaches to the run of `auto` as a writer without
 rows.
 
-Of the call of `wandb.init` (`Opening.attempt`): in a world of one, Lightning's integration passes exactly the user's
+Of the call of `wandb.init` (`RunOpener.attempt`): in a world of one, Lightning's integration passes exactly the user's
 arguments, except ``resume="auto"``, which no world passes on. In all other cases a copy of the user's settings is
 passed as well, with limits that the user has not set: `finish_timeout`, and one second until rows are on disk. In a
 world of several ranks the call also has id, group, name suffix, a separate directory for the rank
@@ -85,7 +85,7 @@ class OpenedRun(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Opening:
+class RunOpener:
     """Opens the run of one rank."""
 
     options: Options
@@ -99,7 +99,7 @@ class Opening:
     as_given: bool  # whether wandb gets only the user's settings
     is_current: bool = True  # whether ``wandb.run`` may be the run
 
-    def run(self) -> AnyRun:
+    def open(self) -> AnyRun:
         """Open the run.
 
         Online, a secondary of a shared run waits until the primary has opened it: if it attaches earlier, it may lose

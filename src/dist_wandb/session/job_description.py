@@ -64,7 +64,7 @@ def ask(store: JobStore | None, read: Callable[[JobStore], _T], otherwise: _T, w
 
 
 def meet(
-    options: Options, topology: Topology, integration: str, number: int | None, *, reaches: bool = True
+    options: Options, topology: Topology, integration: str, number: int | None, *, store_answers: bool = True
 ) -> tuple[str, JobStore | None]:
     """Return the session's name, equal on all ranks, and its keys in the job's store, if any; counts the sessions.
 
@@ -76,7 +76,7 @@ def meet(
         _opened[counted] += 1
         number = _opened[counted]
     name = f"{integration}/{number}"
-    store = None if is_alone or not reaches else JobStore.find(name, topology, options.limits.join_timeout)
+    store = None if is_alone or not store_answers else JobStore.find(name, topology, options.limits.join_timeout)
     if store is not None:
         leftovers.clear_away(store, topology.world_size)
     return name, store

@@ -32,7 +32,7 @@ from dist_wandb.job.job_store import SharedList
 from dist_wandb.notices import warn
 from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
-from dist_wandb.runs.opening import Opening, run_key
+from dist_wandb.runs.opening import RunOpener, run_key
 from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
 from dist_wandb.session import registry
@@ -58,14 +58,14 @@ class OwnRun:
 
     opened: InitVar[AnyRun]
     _link: JobLink
-    opening: Opening  # to publish the run, and to reopen it if wandb's own process dies
+    opener: RunOpener  # to publish the run, and to reopen it if wandb's own process dies
     _config_sync: ConfigSync
     _attached: AnyRun  # the unit's run, if this rank only records the hardware of its node in it
     is_owned: bool  # whether the session may end the run: not if it was open before
     step_metric: str | None  # the x axis
 
     def __post_init__(self, opened: AnyRun) -> None:
-        is_disabled = requested.mode_if_given(self.opening.arguments) == "disabled"
+        is_disabled = requested.mode_if_given(self.opener.arguments) == "disabled"
         # Whether it takes all that is logged, as wandb's disabled run; not a mock.
         self.takes_all: bool = is_disabled or (bool(opened) and getattr(opened, "disabled", None) is True)
         # Whether the x axis is the one that this package defines and counts rows on.
@@ -129,7 +129,7 @@ class OwnRun:
             module = sys.modules.get("wandb")
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
-            replaced = interception.intercept_methods(run, handlers, is_current=self.opening.is_current)
+            replaced = interception.intercept_methods(run, handlers, is_current=self.opener.is_current)
             self._restore += [replaced, *self.summary.follow(run), *wandb_private.adapt(run, lambda: intake.step)]
             if isinstance(run, NullRun):
                 run.show(_step=lambda: intake.step)
@@ -166,10 +166,10 @@ class OwnRun:
 
     def report(self, first_row: int) -> None:
         """Publish to the other ranks that the run is open, and the position of its first row without a step."""
-        self.opening = replace(self.opening, job_store=self._link.store)
+        self.opener = replace(self.opener, job_store=self._link.store)
         url = run_metadata.url(self.run) if self.run else self._link.run_url()
         writer = self._link.unit.index
-        self.opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
+        self.opener.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
     def raise_asked_for(self) -> None:
         error, self._record.asked_for = self._record.asked_for, None
@@ -181,7 +181,7 @@ class OwnRun:
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
                 record.finish(self._attached, exit_code)
-        with record.quiet_finish(self.run, self._link.plan, self.opening.arguments):
+        with record.quiet_finish(self.run, self._link.plan, self.opener.arguments):
             problem = self._record.finish(exit_code)
         if problem:
             warn(f"rank {self._link.topology.global_rank}: {problem}")
@@ -198,7 +198,7 @@ class OwnRun:
         return bool(problem) and bool(run) and run_metadata.is_offline(run)
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
-        run = self.opening.again(run_id, config, self.step_metric)
+        run = self.opener.again(run_id, config, self.step_metric)
         wandb_private.set_starting_step(run, run_metadata.starting_step(self.run))
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)
         self._intercept(run)

@@ -71,7 +71,7 @@ class Session(AsRun):
         self.topology: Topology = link.topology
         self.opened_inside: Session | None = registry.entered()
         self.opened_at: Line | None = None
-        self.is_current: bool = own.opening.is_current
+        self.is_current: bool = own.opener.is_current
         self._link, self._own, self._config_sync = link, own, config_sync
         rows = own.rows(first_row)
         self.reductions: Reductions = rows.reductions
@@ -100,7 +100,7 @@ class Session(AsRun):
         registry.add(self, self._shutdown)
         self._exchange.start()
         self._own.intercept(log, self._shutdown.finish_all_with_run, self._intake)
-        directory = requested.wandb_directory(self._own.opening.arguments)
+        directory = requested.wandb_directory(self._own.opener.arguments)
         watcher.begin(self.topology, self.options, lambda: self.run, directory)
 
     @property
