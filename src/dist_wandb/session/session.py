@@ -24,7 +24,7 @@ from dist_wandb.runs.interception import AsRun
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.intake import Intake, exchange_of
+from dist_wandb.session.intake import Intake, make_exchange
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.notices import announcement, print_line, unused_names
 from dist_wandb.session.own_run import OwnRun
@@ -76,10 +76,10 @@ class Session(AsRun):
         rows = own.rows(first_row)
         self.reductions: Reductions = rows.reductions
         enclosing = [session._link for session in registry.open_sessions()]  # noqa: SLF001  # of this class
-        self._exchange = exchange_of(link, own, config_sync, rows, self._refresh, enclosing)
+        self._exchange = make_exchange(link, own, config_sync, rows, self._refresh, enclosing)
         self._notices = Notices()
         self._intake = Intake(link, own, self._exchange, self._notices, first_row)
-        self._relay = Relay(partial(self._intake.put, leads=False), self.topology, self._metadata)
+        self._relay = Relay(partial(self._intake.put, child=True), self.topology, self._metadata)
         closed = partial(self._closed, rows)
         self._shutdown: Shutdown = Shutdown(
             self._intake, link, own, config_sync, self._exchange, self._relay, restart_store, closed

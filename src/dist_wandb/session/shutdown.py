@@ -29,7 +29,7 @@ from dist_wandb.job.timed_caller import briefly, poll
 from dist_wandb.notices import warn
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.intake import Intake, Phase
+from dist_wandb.session.intake import Intake, IntakeState
 from dist_wandb.session.job_link import JobLink, UnitEnd
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
@@ -76,7 +76,7 @@ class Shutdown:
                 self._finished.wait(patience)
             return
         try:
-            if self._intake.phase is Phase.OPEN:
+            if self._intake.state is IntakeState.OPEN:
                 if not failed:
                     self._link.report_end(is_over=False)
                 self._end(exit_code, within, failed=failed)
@@ -128,8 +128,8 @@ class Shutdown:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
         self._config_sync.in_background(published)
         self._own.deliver(published)
-        if self._config_sync.has_run_ended and self._intake.phase is Phase.OPEN:
-            self._intake.phase = Phase.DETACHED
+        if self._config_sync.has_run_ended and self._intake.state is IntakeState.OPEN:
+            self._intake.state = IntakeState.DETACHED
             self._exchange.detach()
             self._close(handed_over=False)
             self._link.leave(self._exchange)
