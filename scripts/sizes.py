@@ -32,7 +32,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/protocol/rounds.py:Rounds": ({"attributes": 11}, "the state of one rank, in one place"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
-    "runs/record.py:Record": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
+    "runs/replaceable_run.py:ReplaceableRun": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
     "exchange/protocol/table.py:Table": ({"attributes": 14}, "what all ranks of a unit know of its rows"),
     "exchange/protocol/table.py:Row": ({"attributes": 12}, "a record: a row to be written"),

@@ -14,7 +14,7 @@ from fakes import FakeWandb, Job
 from processes import started
 
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 ASKS = """
 import time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs.opening import RunOpener
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, plan_run

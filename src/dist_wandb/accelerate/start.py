@@ -26,8 +26,8 @@ from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
-from dist_wandb.job.model import Leader, Topology
 from dist_wandb.job.timed_caller import BackgroundPoll, poll
+from dist_wandb.job.topology import Leader, Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import as_tensor
 from dist_wandb.payloads.metrics import is_metric

@@ -27,7 +27,7 @@ from rich.text import Text
 from dist_wandb.cli.command import Command, add_trust_argument, console, print_json
 from dist_wandb.errors import ConfigurationError, DistWandbError, visible
 from dist_wandb.job.launch import DetectedLauncher, Launch, detected_launchers, doubts_of, job_name
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import current_server, requested, sweeps
 from dist_wandb.settings.config_values import without_passwords, without_values
 from dist_wandb.settings.options import Options

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from dist_wandb.cli.command import Command, console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
-from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import ranges_of
+from dist_wandb.job.topology import Topology
 from dist_wandb.job.units import ranks_along
 from dist_wandb.runs import sweeps
 from dist_wandb.runs.requested import check_id

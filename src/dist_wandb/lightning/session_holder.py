@@ -29,7 +29,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.job_identity import make_id
 from dist_wandb.job.launch import Launch
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
 from dist_wandb.job.job_store import JobStore, SharedList
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import warn
 from dist_wandb.runs import client_settings, interception, requested, sweeps, wandb_private
 from dist_wandb.runs.current_server import warn_of_workspace

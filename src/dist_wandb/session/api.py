@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.notices import Notices, users_line
 from dist_wandb.runs import requested

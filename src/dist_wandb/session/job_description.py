@@ -20,8 +20,8 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import refuse
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
-from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, plan_run

@@ -26,7 +26,7 @@ from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse, wait_base_id
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.launch import Launch, detected_launchers, doubts_of
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.null_run import AnyRun, Run

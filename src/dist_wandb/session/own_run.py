@@ -30,11 +30,11 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList
 from dist_wandb.notices import warn
-from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
+from dist_wandb.runs import interception, replaceable_run, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.opening import RunOpener, run_key
 from dist_wandb.runs.summary import SummaryWrites
-from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
+from dist_wandb.runs.writer import STEP_METRIC, MetricDefiner, RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask
@@ -75,18 +75,18 @@ class OwnRun:
         self._alerts: Counter[tuple[str, str, str]] = Counter()  # of this rank
         self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
         self._published = 0.0  # as of the last `deliver`
-        self._axes = Axes() if self.is_owned and self.has_our_axis else None
-        link, rank = self._link, self._link.topology.global_rank
-        self._record = record.Record(opened, rank, self._reopen, self.summary.logged.paths, self._axes)
-        self.writer: RunWriter = RunWriter(self._record, link.plan, self.step_metric, rank)
+        self._definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
+        link, rank, paths = self._link, self._link.topology.global_rank, self.summary.logged.paths
+        self._replaceable = replaceable_run.ReplaceableRun(opened, rank, self._reopen, paths, self._definer)
+        self.writer: RunWriter = RunWriter(self._replaceable, link.plan, self.step_metric, rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
-        self._config_sync.own.replace_run = self._record.replace
+        self._config_sync.own.replace_run = self._replaceable.replace
         self._config_sync.attach(opened, link.plan, link.unit.name)
 
     @property
     def run(self) -> AnyRun:
-        return self._record.run
+        return self._replaceable.run
 
     def rows(self, first: int) -> Rows:
         options = self._link.options
@@ -148,7 +148,7 @@ class OwnRun:
             return define_metric(*[name] * (name is not None), *args, **kwargs)
         given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         its_own = partial(define_metric, name, **given)
-        action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, given)
+        action = its_own if self._definer is None else partial(self._definer.define, define_metric, name, given)
         is_possible, metric = wandb_private.checked_definition(run, its_own) if run and intake.rows else (False, None)
         if is_possible:
             self.summary.put_off(action)
@@ -172,7 +172,7 @@ class OwnRun:
         self.opener.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
     def raise_asked_for(self) -> None:
-        error, self._record.asked_for = self._record.asked_for, None
+        error, self._replaceable.asked_for = self._replaceable.asked_for, None
         if error is not None:
             raise error
 
@@ -180,12 +180,12 @@ class OwnRun:
         """End the run; return whether data of it is lost."""
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
-                record.finish(self._attached, exit_code)
-        with record.quiet_finish(self.run, self._link.plan, self.opener.arguments):
-            problem = self._record.finish(exit_code)
+                replaceable_run.finish(self._attached, exit_code)
+        with replaceable_run.quiet_finish(self.run, self._link.plan, self.opener.arguments):
+            problem = self._replaceable.finish(exit_code)
         if problem:
             warn(f"rank {self._link.topology.global_rank}: {problem}")
-        upload_hint = record.upload_hint(self.run, self._link.plan, self._link.topology)
+        upload_hint = replaceable_run.upload_hint(self.run, self._link.plan, self._link.topology)
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
         plan, run = self._link.plan, self.run
@@ -202,8 +202,8 @@ class OwnRun:
         wandb_private.set_starting_step(run, run_metadata.starting_step(self.run))
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)
         self._intercept(run)
-        if self._axes is not None and run:
-            self._axes.redefine(run)
+        if self._definer is not None and run:
+            self._definer.redefine(run)
         registry.process_end.register()  # so that it runs before the end of wandb's new process
         return run
 

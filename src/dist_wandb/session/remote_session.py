@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Notices, warn
 from dist_wandb.payloads.devices import as_tensor, known, whole
 from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log

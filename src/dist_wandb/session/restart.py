@@ -56,7 +56,7 @@ from typing import Any, NamedTuple, get_type_hints
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.launch import Launch
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Notices, warn
 from dist_wandb.runs import requested, run_metadata
 from dist_wandb.runs.null_run import AnyRun

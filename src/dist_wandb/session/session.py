@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.reports import report_lost
 from dist_wandb.exchange.rows import Reductions, Rows
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Line, Notices, named_line
 from dist_wandb.payloads.scalars import Weight, third_of_log
 from dist_wandb.runs import requested, run_metadata

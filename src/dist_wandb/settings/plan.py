@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from dist_wandb.errors import ConfigurationError, TopologyError, suggest
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 RunMode = Literal["auto", "shared", "new"]
 RankScope = Literal["global", "worker"]

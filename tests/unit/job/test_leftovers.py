@@ -11,7 +11,7 @@ from new_process import begin_new_process
 
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_store import JobStore, RankValues, SharedList
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 Sessions = Callable[[int, int], JobStore]
 

@@ -10,7 +10,7 @@ import wandb
 from opened_runs import FIRST, SECOND, SINGLE, opened_by
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import sweeps
 from dist_wandb.settings.plan import plan_run
 

@@ -17,7 +17,7 @@ from fakes import FakeWandb
 from opened_runs import FIRST, SECOND, SINGLE, opened, opened_by
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import requested
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options

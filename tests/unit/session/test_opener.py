@@ -27,7 +27,7 @@ from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import api
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job

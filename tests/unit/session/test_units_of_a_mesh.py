@@ -6,7 +6,7 @@ import pytest
 from fakes import FakeWandb, Job
 
 from dist_wandb.errors import ConfigurationError, DistWandbError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.gathers import gathered_table
 from dist_wandb.session.session import Session
 

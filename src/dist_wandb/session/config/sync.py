@@ -44,8 +44,8 @@ from dataclasses import replace
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import briefly, interval
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import AnyRun, NullRun

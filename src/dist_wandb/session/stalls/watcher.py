@@ -38,9 +38,9 @@ from typing import Any, Literal
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.launch import node_identity
-from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, briefly
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import warn
 from dist_wandb.session.stalls import evidence
 from dist_wandb.session.stalls.verdict import MOVING, Answer, Calls, StalledRank, judge, located
