@@ -37,9 +37,9 @@ from dist_wandb.settings.plan import (
     RankScope,
     RunMode,
     RunPlan,
-    beside_trial,
     needs_layout,
     plan_run,
+    runs_outside_sweep,
     too_large,
 )
 
@@ -114,7 +114,7 @@ def examine(
     diagnosis = Diagnosis(topology, found, plan, setup, server, versions, tuple(map(without_values, errors)), ())
     warnings = [*_about_launchers(diagnosis), *_about_wandb(diagnosis)]
     if plan is not None and topology is not None:
-        doubts = (too_large(topology, plan, topology.local_world_size), beside_trial(topology, plan))
+        doubts = (too_large(topology, plan, topology.local_world_size), runs_outside_sweep(topology, plan))
         warnings += filter(None, doubts)
     return replace(diagnosis, warnings=tuple(map(without_passwords, warnings)))
 

@@ -18,7 +18,7 @@ from dist_wandb.job.units import ranks_along
 from dist_wandb.runs import sweeps
 from dist_wandb.runs.requested import check_id
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, beside_trial, plan_run, too_large, unit_of
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run, runs_outside_sweep, too_large, unit_of
 
 _MOST_SHOWN = 64  # ranks with a line each; in larger jobs, ranks that do the same share a line
 
@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
     primary = topologies[0].coordinator
     doubts = (
         too_large(topologies[primary], plans[primary], max(layout), units[primary]),
-        beside_trial(topologies[primary], plans[primary]),
+        runs_outside_sweep(topologies[primary], plans[primary]),
     )
     warnings = [doubt for doubt in doubts if doubt]
     if arguments.json:

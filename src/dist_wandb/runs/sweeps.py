@@ -32,7 +32,7 @@ def trial_id() -> str | None:
     return check_id(found, f"{name}={found!r}") if found else None
 
 
-def of_trial(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def trial_arguments(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of `wandb.init`, in a trial with the id, project and entity of its agent."""
     if not is_trial():
         return init_arguments
@@ -55,9 +55,9 @@ def values() -> dict[str, Any]:
     return wandb_private.values_in(path) if path and is_trial() else {}
 
 
-def not_kept(init_arguments: Mapping[str, Any]) -> str | None:
+def unused_arguments(init_arguments: Mapping[str, Any]) -> str | None:
     """Return a warning about the script's arguments that have no effect in a trial; `None` if there are none."""
-    actual = of_trial(init_arguments)
+    actual = trial_arguments(init_arguments)
     requested = {name: given(init_arguments, name) for name in _OF_AGENT}
     unused = [name for name, value in requested.items() if value and value != actual.get(name)]
     if not is_trial() or not unused:

@@ -39,7 +39,7 @@ from dist_wandb.session.notices import print_line
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RunPlan, Unit, beside_trial, check_unit, needs_layout, too_large, unit_of
+from dist_wandb.settings.plan import RunPlan, Unit, check_unit, needs_layout, runs_outside_sweep, too_large, unit_of
 
 
 def open_session(
@@ -135,7 +135,7 @@ class SessionOpener:
                 "it out; per_rank selects the names that are written under labels.",
                 users_line(),
             )
-        self._arguments = sweeps.of_trial(self.init_arguments)
+        self._arguments = sweeps.trial_arguments(self.init_arguments)
         if not self._topology.is_coordinator:
             sweeps.forget_missing_values()
         if self.topology.world_size > 1:
@@ -144,7 +144,7 @@ class SessionOpener:
     def _meet(self) -> None:
         """Find the job's store and, if the plan needs it, learn from it how the ranks lie on nodes."""
         options, all_nodes = self.options, self.options.system_metrics == "all-nodes"
-        self._name, self._store = job_description.meet(
+        self._name, self._store = job_description.name_and_store(
             options, self._topology, self.integration, self.number, store_answers=self.store_answers
         )
         job_description.check_trial(self._store, self._topology)
@@ -181,11 +181,11 @@ class SessionOpener:
         options, topology = self.options, self._topology
         base_id = self._base_id()
         self._arguments = job_description.complete(options, topology, self._store, self._arguments)
-        plan = job_description.planned(topology, options, base_id, requested.value(self._arguments, "group"))
+        plan = job_description.plan_of(topology, options, base_id, requested.value(self._arguments, "group"))
         if topology.is_coordinator:
             doubt = too_large(topology, plan, topology.local_world_size, options.unit_ranks)
-            not_kept = sweeps.not_kept(self.init_arguments)
-            for message in filter(None, (doubt, not_kept, beside_trial(topology, plan))):
+            not_kept = sweeps.unused_arguments(self.init_arguments)
+            for message in filter(None, (doubt, not_kept, runs_outside_sweep(topology, plan))):
                 warn(message, users_line())
         link = self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self.number is None)
         # Of several units, the trial, or the run to be rewound, may be another one's.

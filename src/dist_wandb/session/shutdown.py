@@ -25,7 +25,7 @@ from functools import partial
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange
 from dist_wandb.job.job_store import LONGEST_PAUSE
-from dist_wandb.job.timed_caller import briefly, poll
+from dist_wandb.job.timed_caller import call_or_default, poll
 from dist_wandb.notices import warn
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.config.sync import ConfigSync
@@ -104,11 +104,11 @@ class Shutdown:
         self._link.report_end(is_over=False)
         plan = self._link.plan
         if self._link.store is not None and self._own.run and plan.primary and not plan.shared:
-            if not exit_code and poll(lambda: self._link.is_accompanied() or None, _LATE, LONGEST_PAUSE):
+            if not exit_code and poll(lambda: self._link.has_peers() or None, _LATE, LONGEST_PAUSE):
                 self._exchange.flush()  # also waits for what other ranks still log for the same rows
                 if others_get:
                     self._exchange.flush(others_get, together=True)
-            briefly(self._config_sync.own.publish_end, None)
+            call_or_default(self._config_sync.own.publish_end, None)
             within = max(within - (time.monotonic() - began), min(within, LEAST_TO_END))
         self.finish(exit_code, within)
 
@@ -221,4 +221,4 @@ class Shutdown:
 
     def _delete_record(self) -> None:
         if self._restart_store is not None:
-            briefly(self._restart_store.delete, None)
+            call_or_default(self._restart_store.delete, None)

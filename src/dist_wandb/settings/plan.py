@@ -282,7 +282,7 @@ def too_large(
     )
 
 
-def beside_trial(topology: Topology, plan: RunPlan) -> str | None:
+def runs_outside_sweep(topology: Topology, plan: RunPlan) -> str | None:
     """Return which runs of a job, started by a sweep's agent, do not belong to the sweep; `None` if all do.
 
     Topology and plan are those of the job's primary.

@@ -314,7 +314,7 @@ def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_late
     arguments = {"project": "digits", "id": "exp"}
     with mock.patch.object(meeting, "store_of", return_value=None):
         first = open_rank(0, run_mode=mode, wandb_init=arguments)
-    first.meet(arguments, "test", 1)
+    first.connect_late(arguments, "test", 1)
     described = next_job(["test"], TWO[1], 1.0)
     assert described is not None
     assert described.job["arguments"]["project"] == "digits"

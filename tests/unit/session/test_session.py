@@ -164,7 +164,7 @@ def test_dir_of_a_session_lists_public_names_and_those_of_its_run(
     for session in sessions:
         names = set(dir(session))
         assert {"log", "flush", "finish", "timed", "url", "plan", "topology", "config", "summary"} <= names
-        assert not {"after_fork", "relay", "shutdown", "unchanged_config", "release", "meet"} & names
+        assert not {"after_fork", "relay", "shutdown", "unchanged_config", "release", "connect_late"} & names
         assert not [name for name in names if name.startswith("_")]
     assert {name for name in dir(fake_wandb.runs[0]) if not name.startswith("_")} <= set(dir(sessions[0]))
     assert "watch" in dir(sessions[1])

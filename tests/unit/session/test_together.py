@@ -253,7 +253,7 @@ def test_every_rank_writes_its_own_numbers_without_reduction(
 ) -> None:
     sessions = job(TWO, **options)
     for rank, session in enumerate(sessions):
-        assert not session.brings_together
+        assert not session.reduces
         session.log({"loss": float(rank)}, step=0)
     assert all_flushed(sessions)
     rows = [row for run in fake_wandb.runs for row in run.rows]

@@ -27,7 +27,7 @@ def test_the_mean_is_that_of_the_unit_and_other_ranks_open_no_run(job: Job, fake
     assert run.rows == [{"loss": 2.5, **spread, "global_step": 1}]
     assert [bool(session.run) for session in sessions] == [True, False, False, False]
     assert {session.id for session in sessions} == {run.id}
-    assert [session.brings_together for session in sessions] == [True, False, True, False]
+    assert [session.reduces for session in sessions] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(("run_mode", "ids"), [("shared", {"exp"}), ("new", {"exp-rank-1", "exp-rank-3"})])
