@@ -27,14 +27,7 @@ import time
 from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.interface import (
-    WITHOUT_FINISH,
-    Exchange,
-    Flush,
-    Hooks,
-    Phase,
-    waiting_time,
-)
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, Flush, Hooks, Phase, waiting_time
 from dist_wandb.exchange.membership import Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation

@@ -6,10 +6,8 @@ are still in progress. On a rank without a run, `wandb.finish()` has no effect t
 store, and the sessions without a run end when they poll next. Leaving a ``with wandb.init()`` block calls another
 method, `_finish`: it is intercepted to write the row that is still open, and the session is detached.
 
-What ranks without a run ask of it: their alerts reach the run, and files that they save are reported as not saved.
-A rank without a run appends its alerts to a list in the job's store. The unit's primary reads the list when the
-exchange reports that some rank has published something, and before it ends the run, so the list costs nothing unless
-there are alerts. The same alert of several ranks is sent once, as if the script had one process.
+What ranks without a run ask of it: their alerts reach the run (`Alerts`), and files that they save are reported as not
+saved.
 """
 
 from __future__ import annotations
@@ -52,6 +50,93 @@ _FETCHING = ("use_artifact", "use_model")
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
+class Alerts:
+    """The alerts of a unit's ranks. Equal ones of several ranks are sent once, as if the script had one process.
+
+    A rank without a run appends its alerts to a list in the job's store. The unit's primary reads the list when the
+    exchange reports that some rank has published something, and before it ends the run: without alerts it is free.
+    """
+
+    def __init__(self, link: JobLink, config_sync: ConfigSync, run: Callable[[], AnyRun]) -> None:
+        self._link, self._run = link, run
+        self._connection = config_sync.connection
+        self._list: SharedList | None = None  # once it is used
+        self._given: Counter[tuple[str, str, str]] = Counter()  # by this rank: title, text and level, and how often
+        self._sent: set[tuple[str, str, str, int]] = set()  # by this primary
+        self._published = 0.0  # as of the last `deliver`
+
+    def deliver(self, published: float = math.inf) -> None:
+        """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
+        if published == self._published or self._link.plan.run_mode != "auto" or not self._run():
+            return
+        try:
+            found = self._shared()
+            new = [] if found is None else found.read_new()
+            if found is None or len(found.values) >= found.count():  # else the store has not answered: read again
+                self._published = published
+        except RendezvousError as error:
+            _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
+            return
+        for one in new:
+            if isinstance(one, dict) and isinstance(one.get("title"), str) and isinstance(one.get("number"), int):
+                self._send(one)
+
+    def _send(self, alert: dict[str, Any]) -> None:
+        title, text, level = (str(alert.get(name) or "") for name in ("title", "text", "level"))
+        if self._is_new((title, text, level, alert["number"])):
+            wait = alert.get("wait_duration")
+            arguments = {"level": level or None, "wait_duration": wait if isinstance(wait, (int, float)) else None}
+            try:
+                interception.original(self._run(), "alert")(title, text, **arguments)
+            except Exception as error:  # noqa: BLE001  # must not affect the training
+                warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
+
+    def _is_new(self, alert: tuple[str, str, str, int]) -> bool:
+        is_new = alert not in self._sent
+        self._sent.add(alert)
+        return is_new
+
+    def alert(self, send: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
+        """Handle an alert of the script: `send` it, or leave it for the primary."""
+        # The errors of `wandb.Run.alert`, also if another rank has sent it.
+        if getattr(level, "value", level or "INFO") not in ("INFO", "WARN", "ERROR"):
+            raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
+        if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
+            raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
+        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
+        self._given[key] += 1
+        if self._run():
+            if self._is_new((*key, self._given[key])):
+                send(title, text, level, wait_duration)
+            return
+        wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
+        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._given[key])
+        try:
+            shared = self._shared()
+            if shared is not None:
+                shared.append(alert)
+                self._connection.publications += 1
+                return
+            problem: object = "this process has no store of the job, as before init_process_group and in a fork"
+        except RendezvousError as error:
+            problem = error
+        warn(
+            f"the alert {key[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the run: "
+            f"{problem}."
+        )
+
+    def _shared(self) -> SharedList | None:
+        store = self._connection.store() if self._connection.is_usable else None
+        if store is None:
+            self._list = None
+        elif self._list is None:
+            self._list = SharedList(store, f"alerts/{run_key(self._link.plan)}")
+        return self._list
+
+    def close(self) -> None:
+        self._list = None  # which holds a connection to the store
+
+
 @dataclass(eq=False, repr=False)
 class OwnRun:
     """The run that this rank writes into, or a `NullRun`; on a rank without one, what is done instead."""
@@ -71,10 +156,7 @@ class OwnRun:
         # Whether the x axis is the one that this package defines and counts rows on.
         self.has_our_axis: bool = self.step_metric == STEP_METRIC
         self.summary: SummaryWrites = SummaryWrites(self.step_metric)
-        self._list: SharedList | None = None  # of alerts, once it is used
-        self._alerts: Counter[tuple[str, str, str]] = Counter()  # of this rank
-        self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
-        self._published = 0.0  # as of the last `deliver`
+        self.alerts: Alerts = Alerts(self._link, self._config_sync, lambda: self.run)
         self._definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
         link, rank, paths = self._link, self._link.topology.global_rank, self.summary.logged.paths
         self._replaceable = replaceable_run.ReplaceableRun(opened, rank, self._reopen, paths, self._definer)
@@ -160,7 +242,7 @@ class OwnRun:
         return metric
 
     def restore(self) -> None:
-        self._list = None  # which holds a connection to the store
+        self.alerts.close()
         while self._restore:
             self._restore.pop()()
 
@@ -218,7 +300,7 @@ class OwnRun:
         if self.takes_all:
             return {}
         if not run:
-            return {"alert": self._alert, **{name: self._reported(name) for name in (*_SAVING, *_FETCHING)}}
+            return {"alert": self.alerts.alert, **{name: self._reported(name) for name in (*_SAVING, *_FETCHING)}}
 
         def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
             if step is None and wandb_private.is_watched(data, commit):
@@ -227,78 +309,7 @@ class OwnRun:
                 log_now(data, step, commit, **others)
 
         has_others = self._link.topology.world_size > 1 and self._link.plan.run_mode == "auto"
-        return {**({"alert": self._alert} if has_others else {}), wandb_private.LOG: take}
-
-    def deliver(self, published: float = math.inf) -> None:
-        """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
-        if published == self._published or self._link.plan.run_mode != "auto" or not self.run:
-            return
-        try:
-            found = self._shared()
-            new = [] if found is None else found.read_new()
-            if found is None or len(found.values) >= found.count():  # else the store has not answered: read again
-                self._published = published
-        except RendezvousError as error:
-            _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
-            return
-        for one in new:
-            if isinstance(one, dict) and isinstance(one.get("title"), str) and isinstance(one.get("number"), int):
-                self._send(one)
-
-    def _send(self, alert: dict[str, Any]) -> None:
-        title, text, level = (str(alert.get(name) or "") for name in ("title", "text", "level"))
-        if self._is_new((title, text, level, alert["number"])):
-            wait = alert.get("wait_duration")
-            arguments = {"level": level or None, "wait_duration": wait if isinstance(wait, (int, float)) else None}
-            try:
-                interception.original(self.run, "alert")(title, text, **arguments)
-            except Exception as error:  # noqa: BLE001  # must not affect the training
-                warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
-
-    def _is_new(self, alert: tuple[str, str, str, int]) -> bool:
-        is_new = alert not in self._passed_on
-        self._passed_on.add(alert)
-        return is_new
-
-    def _alert(
-        self, send: Callable[..., None], title: str, text: str, level: Any = None, wait_duration: Any = None
-    ) -> None:
-        # The errors of `wandb.Run.alert`, also if another rank has sent it.
-        if getattr(level, "value", level or "INFO") not in ("INFO", "WARN", "ERROR"):
-            raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
-        if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
-            raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
-        # An alert of this rank as texts, with how often this rank has given it.
-        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
-        self._alerts[key] += 1
-        if self.run:
-            if self._is_new((*key, self._alerts[key])):
-                send(title, text, level, wait_duration)
-            return
-        wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
-        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._alerts[key])
-        try:
-            shared = self._shared()
-            if shared is not None:
-                shared.append(alert)
-                self._config_sync.connection.publications += 1
-                return
-            problem: object = "this process has no store of the job, as before init_process_group and in a fork"
-        except RendezvousError as error:
-            problem = error
-        warn(
-            f"the alert {key[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the run: "
-            f"{problem}."
-        )
-
-    def _shared(self) -> SharedList | None:
-        connection = self._config_sync.connection
-        store = connection.store() if connection.is_usable else None
-        if store is None:
-            self._list = None
-        elif self._list is None:
-            self._list = SharedList(store, f"alerts/{run_key(self._link.plan)}")
-        return self._list
+        return {**({"alert": self.alerts.alert} if has_others else {}), wandb_private.LOG: take}
 
     def _reported(self, name: str) -> Callable[..., Any]:
         """Return a handler that reports a call without effect, on the first rank of the unit that makes it."""

@@ -127,7 +127,7 @@ class Shutdown:
     def refresh(self, published: float) -> None:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
         self._config_sync.in_background(published)
-        self._own.deliver(published)
+        self._own.alerts.deliver(published)
         if self._config_sync.has_run_ended and self._intake.state is IntakeState.OPEN:
             self._intake.state = IntakeState.DETACHED
             self._exchange.detach()
@@ -162,7 +162,7 @@ class Shutdown:
             self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
         finally:
             self._own.summary.act(math.inf)
-            self._own.deliver()
+            self._own.alerts.deliver()
             self._config_sync.close()
             passed_on()
             self._close(handed_over=True)
