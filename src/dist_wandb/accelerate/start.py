@@ -80,7 +80,7 @@ class LateJoin:
 
     _poll: BackgroundPoll[NextJob | Session]
 
-    def __init__(self, options: Options, arguments: InitArguments) -> None:
+    def __init__(self, options: Options, arguments: TrackerArguments) -> None:
         self.options: Options = options  # the rank's own, until those of the main process are known
         self.session: Session | None = None  # once it is open, until it is finished
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
@@ -246,7 +246,7 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     return copies
 
 
-class InitArguments:
+class TrackerArguments:
     """The arguments of one tracker. Those of its constructor take precedence; `run_name` is another name for `project`.
 
     Raises `ConfigurationError` if `wandb.init` does not know an argument, or `project` and `run_name` differ.

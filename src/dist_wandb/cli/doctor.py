@@ -129,7 +129,7 @@ def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPl
     if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
         return None  # the ranks exchange the layout when they open their runs
     base_id = requested.run_id({}) or (GENERATED if topology.world_size > 1 else None)
-    group = requested.value({}, "group")
+    group = requested.text({}, "group")
     return plan_run(topology, run_mode, rank_scope, base_id, group=group, in_sweep=sweeps.is_trial())
 
 

@@ -128,7 +128,7 @@ class SessionOpener:
                 )
             self.options = replace(self.options, unit=(0,))
         self._topology = self.topology.led_by(self.options.primary_rank)
-        label = requested.check_writers(self.init_arguments, self.options.run_mode, self.topology.world_size)
+        label = requested.replaced_label(self.init_arguments, self.options.run_mode, self.topology.world_size)
         if label is not None and self.topology.is_coordinator:
             warn(
                 f"{label} is not used: with run_mode='shared' each rank has a label of its own, such as rank-0. Leave "
@@ -181,7 +181,7 @@ class SessionOpener:
         options, topology = self.options, self._topology
         base_id = self._base_id()
         self._arguments = job_description.complete(options, topology, self._store, self._arguments)
-        plan = job_description.plan_of(topology, options, base_id, requested.value(self._arguments, "group"))
+        plan = job_description.plan_of(topology, options, base_id, requested.text(self._arguments, "group"))
         if topology.is_coordinator:
             doubt = too_large(topology, plan, topology.local_world_size, options.unit_ranks)
             not_kept = sweeps.unused_arguments(self.init_arguments)
@@ -299,7 +299,7 @@ class SessionOpener:
         name, given = f"{self._name}{MOVED}", self.init_arguments
         options = replace(options, primary_rank=primary_rank)
         if unit.name:
-            own = {"id": requested.run_id(self._arguments), "name": requested.value(self._arguments, "name")}
+            own = {"id": requested.run_id(self._arguments), "name": requested.text(self._arguments, "name")}
             with suppress(RendezvousError, ConfigurationError):  # the job's primary is missing, too
                 own["id"] = wait_base_id(self._store, self._topology, 0.0) if self._store else own["id"]
             own = {argument: f"{value}-{unit.name}" for argument, value in own.items() if value}

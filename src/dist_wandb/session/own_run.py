@@ -6,8 +6,7 @@ are still in progress. On a rank without a run, `wandb.finish()` has no effect t
 store, and the sessions without a run end when they poll next. Leaving a ``with wandb.init()`` block calls another
 method, `_finish`: it is intercepted to write the row that is still open, and the session is detached.
 
-What ranks without a run ask of it: their alerts reach the run (`Alerts`), and files that they save are reported as not
-saved.
+Of ranks without a run, alerts reach the run (`Alerts`), and files that they save are reported as not saved.
 """
 
 from __future__ import annotations

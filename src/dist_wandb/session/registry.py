@@ -43,10 +43,8 @@ outer_session: Current[Session | None] = Current("outer_session", None)
 is_nested_on_purpose: Current[bool] = Current("is_nested_on_purpose", default=False)
 """Whether `init` is called for a decorated function, which ends the session that it opens."""
 
-opened_in: set[int] = set()
-"""This process, and those of which it is a fork, once a session was opened there."""
-shutdowns: dict[Session, Shutdown] = {}
-"""How to end the sessions that have not ended, the oldest first."""
+opened_in: set[int] = set()  # this process, and those of which it is a fork, once a session was opened there
+shutdowns: dict[Session, Shutdown] = {}  # how to end the sessions that have not ended, the oldest first
 
 
 class ProcessEnd:

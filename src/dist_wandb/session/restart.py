@@ -134,8 +134,8 @@ class RestartStore:
         self._mine = RestartRecord(
             base_id="",
             session=session_name,
-            project=requested.value(init_arguments, "project"),
-            entity=requested.value(init_arguments, "entity"),
+            project=requested.text(init_arguments, "project"),
+            entity=requested.text(init_arguments, "entity"),
             run_mode=options.run_mode,
             rank_scope=options.rank_scope,
             world_size=topology.world_size,
