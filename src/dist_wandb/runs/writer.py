@@ -37,8 +37,7 @@ from dist_wandb.settings.reduction import Definitions, PerRankNames, longest_pat
 if TYPE_CHECKING:
     from dist_wandb.runs.replaceable_run import ReplaceableRun
 
-STEP_METRIC = "global_step"
-"""Name of the x axis of runs, unless an integration uses another one."""
+STEP_METRIC = "global_step"  # name of the x axis of runs, unless an integration uses another one
 _OURS = {"step_metric": STEP_METRIC, "step_sync": False}  # the definition of a name on our axis
 
 _TIME = "_timestamp"  # W&B's name of the time of a row
