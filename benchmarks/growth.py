@@ -30,7 +30,7 @@ from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import plan_run, unit_of

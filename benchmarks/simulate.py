@@ -38,7 +38,7 @@ from benchmarks import common
 from dist_wandb.exchange import transport as groups
 from dist_wandb.exchange.transport import tree
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import opener, registry
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options

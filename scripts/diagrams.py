@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

@@ -37,7 +37,7 @@ from dist_wandb.exchange import interface, turns
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import inherited_rank, opener
 from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session

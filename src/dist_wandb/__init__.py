@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         UploadError,
     )
-    from dist_wandb.job.model import Topology
+    from dist_wandb.job.topology import Topology
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.payloads.gathers import gathered
     from dist_wandb.runs.null_run import NullRun
@@ -132,7 +132,7 @@ _ROOMS = {
     "NullRun": "runs.null_run",
     "RunPlan": "settings.plan",
     "Session": "session.session",
-    "Topology": "job.model",
+    "Topology": "job.topology",
     "agent": "as_wandb",
     "gathered": "payloads.gathers",
     "get_run": "session.api",

@@ -19,7 +19,7 @@ from dist_wandb.job.timed_caller import poll
 from dist_wandb.runs import run_metadata
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.job_description import ONE_AGENT, ask
-from dist_wandb.session.registry import begun, current, in_scope, open_sessions
+from dist_wandb.session.registry import current, in_scope, open_sessions, opened_in
 from dist_wandb.settings.options import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _why_not() -> str:
         return (
             "All open runs were opened with reinit='create_new', which leaves wandb.run alone. Use what init returned."
         )
-    if begun:
+    if opened_in:
         return "The session of dist_wandb has been finished."
     topology = inherited_rank.detect_or_none()
     if topology is None:

@@ -29,7 +29,7 @@ import dist_wandb
 from dist_wandb.accelerate.start import current_mesh
 from dist_wandb.accelerate.timings import PreparedTimings
 from dist_wandb.job.launch import job_setting
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata, sweeps

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from drawing import ABSENT, FATAL, HARD, Spec
 from ledger import Entry
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings.plan import plan_run
 
 _SUPERVISING = ("torchrun", "spawn", "lightning")  # launchers that end all ranks when one fails

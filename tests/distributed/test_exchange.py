@@ -32,7 +32,7 @@ from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.membership.generations import Presence, publish_opened
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings.plan import Unit
 from dist_wandb.settings.reduction import DEGRADED
 

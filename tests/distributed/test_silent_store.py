@@ -25,7 +25,7 @@ from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.job import connection, leftovers
 from dist_wandb.job.connection import StoreConnection, is_hung_up
 from dist_wandb.job.job_store import JobStore, SharedList
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings.options import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit
 

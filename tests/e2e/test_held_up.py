@@ -14,17 +14,17 @@ from fakes import FakeWandb, Job
 from processes import started
 
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 ASKS = """
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dist_wandb.job.timed_caller import briefly
+from dist_wandb.job.timed_caller import call_or_default
 from dist_wandb.job.timed_caller import TimedCaller
 answer = lambda: [time.sleep(0.1) for _ in range(10)] and "answer"
 print("asks", flush=True)
 with ThreadPoolExecutor(2) as pool:
-    asked = [pool.submit(briefly, answer, "none", 2.0), pool.submit(TimedCaller(2.0).call, answer)]
+    asked = [pool.submit(call_or_default, answer, "none", 2.0), pool.submit(TimedCaller(2.0).call, answer)]
     print(*(one.result() for one in asked), flush=True)
 """
 

@@ -16,7 +16,7 @@ from fuzzing import Target
 
 from dist_wandb.errors import ReadError, TopologyError
 from dist_wandb.job.launch import Launch, detected_launchers, job_name, node_identity
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.lightning.checkpoints import ids_in
 
 _RECORDED = Path(__file__).parents[1] / "unit" / "recorded_variables.json"

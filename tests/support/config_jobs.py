@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits

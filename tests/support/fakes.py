@@ -15,7 +15,7 @@ import wandb
 from counting import Outage
 
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs.run_metadata import chosen_config
 from dist_wandb.session.session import Session
 

@@ -31,4 +31,4 @@ def begin_new_process(patch: pytest.MonkeyPatch) -> None:
     """Continue as a process in which nothing has happened, until the patch is undone."""
     for owner, name, make in _KEPT:
         patch.setattr(owner, name, make())
-    registry.begun.clear()
+    registry.opened_in.clear()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dist_wandb.job.model import Topology
-from dist_wandb.runs.opening import Opening
+from dist_wandb.job.topology import Topology
+from dist_wandb.runs.opening import RunOpener
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, plan_run
 
@@ -26,7 +26,7 @@ def opened_by(
     create_new: bool = False,
     as_given: bool = True,
 ) -> Any:
-    opening = Opening(
+    opener = RunOpener(
         Options(), topology, plan, None, arguments, dict, create_new=create_new, is_alone=True, as_given=as_given
     )
-    return opening.attach() if plan.attaches else opening.run()
+    return opener.attach() if plan.attaches else opener.open()

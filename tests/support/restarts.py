@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import FakeWandb
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.restart import DIRECTORY
 from dist_wandb.session.session import Session

@@ -23,7 +23,7 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.interface import Exchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.gathers import Gathered
 from dist_wandb.payloads.scalars import copied_row

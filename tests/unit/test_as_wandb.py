@@ -25,7 +25,7 @@ from wandb.sdk.wandb_run import Run
 import dist_wandb
 from dist_wandb import as_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session

@@ -26,8 +26,8 @@ from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
-from dist_wandb.job.model import Leader, Topology
 from dist_wandb.job.timed_caller import BackgroundPoll, poll
+from dist_wandb.job.topology import Leader, Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import as_tensor
 from dist_wandb.payloads.metrics import is_metric
@@ -80,7 +80,7 @@ class LateJoin:
 
     _poll: BackgroundPoll[NextJob | Session]
 
-    def __init__(self, options: Options, arguments: InitArguments) -> None:
+    def __init__(self, options: Options, arguments: TrackerArguments) -> None:
         self.options: Options = options  # the rank's own, until those of the main process are known
         self.session: Session | None = None  # once it is open, until it is finished
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
@@ -246,7 +246,7 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     return copies
 
 
-class InitArguments:
+class TrackerArguments:
     """The arguments of one tracker. Those of its constructor take precedence; `run_name` is another name for `project`.
 
     Raises `ConfigurationError` if `wandb.init` does not know an argument, or `project` and `run_name` differ.

@@ -23,7 +23,7 @@ except ModuleNotFoundError as _error:
         f"DistWandbTracker needs Accelerate, but {_error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
     ) from _error
 
-from dist_wandb.accelerate.start import ConfigOnceStarted, InitArguments, LateJoin
+from dist_wandb.accelerate.start import ConfigOnceStarted, LateJoin, TrackerArguments
 from dist_wandb.accelerate.timings import REMEDY, TIMED, PreparedTimings
 from dist_wandb.accelerate.wrapping import NAME, name_as_scripts_do, register, tracker_of, wrap_accelerator
 from dist_wandb.job.units import UnitArgument
@@ -122,7 +122,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     ) -> None:
         super().__init__()
         options = Options.among(locals())
-        self.arguments: InitArguments = InitArguments(init_kwargs, project, run_name)
+        self.arguments: TrackerArguments = TrackerArguments(init_kwargs, project, run_name)
         self.late_join: LateJoin = LateJoin(options, self.arguments)
         self._last_run: AnyRun | None = None  # of the finished session
         self.ends_training = False  # whether `end_training` is called, as it should be on all ranks

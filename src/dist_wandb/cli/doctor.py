@@ -27,7 +27,7 @@ from rich.text import Text
 from dist_wandb.cli.command import Command, add_trust_argument, console, print_json
 from dist_wandb.errors import ConfigurationError, DistWandbError, visible
 from dist_wandb.job.launch import DetectedLauncher, Launch, detected_launchers, doubts_of, job_name
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import current_server, requested, sweeps
 from dist_wandb.settings.config_values import without_passwords, without_values
 from dist_wandb.settings.options import Options
@@ -37,9 +37,9 @@ from dist_wandb.settings.plan import (
     RankScope,
     RunMode,
     RunPlan,
-    beside_trial,
     needs_layout,
     plan_run,
+    runs_outside_sweep,
     too_large,
 )
 
@@ -114,7 +114,7 @@ def examine(
     diagnosis = Diagnosis(topology, found, plan, setup, server, versions, tuple(map(without_values, errors)), ())
     warnings = [*_about_launchers(diagnosis), *_about_wandb(diagnosis)]
     if plan is not None and topology is not None:
-        doubts = (too_large(topology, plan, topology.local_world_size), beside_trial(topology, plan))
+        doubts = (too_large(topology, plan, topology.local_world_size), runs_outside_sweep(topology, plan))
         warnings += filter(None, doubts)
     return replace(diagnosis, warnings=tuple(map(without_passwords, warnings)))
 
@@ -129,7 +129,7 @@ def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPl
     if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
         return None  # the ranks exchange the layout when they open their runs
     base_id = requested.run_id({}) or (GENERATED if topology.world_size > 1 else None)
-    group = requested.value({}, "group")
+    group = requested.text({}, "group")
     return plan_run(topology, run_mode, rank_scope, base_id, group=group, in_sweep=sweeps.is_trial())
 
 

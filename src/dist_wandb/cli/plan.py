@@ -12,13 +12,13 @@ from rich.text import Text
 
 from dist_wandb.cli.command import Command, console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
-from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import ranges_of
+from dist_wandb.job.topology import Topology
 from dist_wandb.job.units import ranks_along
 from dist_wandb.runs import sweeps
 from dist_wandb.runs.requested import check_id
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, beside_trial, plan_run, too_large, unit_of
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run, runs_outside_sweep, too_large, unit_of
 
 _MOST_SHOWN = 64  # ranks with a line each; in larger jobs, ranks that do the same share a line
 
@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
     primary = topologies[0].coordinator
     doubts = (
         too_large(topologies[primary], plans[primary], max(layout), units[primary]),
-        beside_trial(topologies[primary], plans[primary]),
+        runs_outside_sweep(topologies[primary], plans[primary]),
     )
     warnings = [doubt for doubt in doubts if doubt]
     if arguments.json:

@@ -1,11 +1,13 @@
 """The exchange that combines the numbers of several ranks, and its thread: rounds until all close, then the last rows.
 
-On the user's threads, nothing performs a collective or waits for another rank, except `flush` and `close`, which have a
-time limit.
+On the user's threads, no collective takes place, and only `flush` and `close` wait for ranks, for a limited time.
 
-The thread, whose phases `interface` describes, goes from generation to generation of `membership`: it enters one, forms
-a group, and goes through rounds until all ranks close, a member breaks off, or a rank wants to join. A rank enters a
-round when it has contributions, when cells are open, or when it was idle for a heartbeat (`turns`).
+The thread (`Worker`) reads what was logged until the next round is due (`Turns`; `Pacer` has its patience), makes calls
+of it (`Rows.posting`), takes part in a round (`Cycle`: offer, choose, reduce) of the ranks that are in its generation
+(`Participation`), and writes the rows that this finishes (`Rows.writing`). All of these share a `Context`.
+
+Its phases are in `interface`. It goes from generation to generation of `membership`: it enters one, forms a group, and
+goes through rounds until all ranks close, a member breaks off, or a rank wants to join.
 
 It never blocks on a device. The device may itself be waiting for other ranks (a checkpoint, a validation on one of
 them), and these must not wait for this thread. `turns` polls whether values are ready, and rounds continue meanwhile.
@@ -27,14 +29,7 @@ import time
 from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.interface import (
-    WITHOUT_FINISH,
-    Exchange,
-    Flush,
-    Hooks,
-    Phase,
-    waiting_time,
-)
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, Flush, Hooks, Phase, waiting_time
 from dist_wandb.exchange.membership import Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation

@@ -1,4 +1,4 @@
-"""One rank's way through the generations of its unit, and their rounds, which are the same for one rank alone.
+"""One rank's way through the generations of its unit (`Participation`), and their rounds (`Cycle`), also alone.
 
 In a round, the members exchange what they offer, choose the same calls, and reduce the two lists that they pack. The
 consequences are the same on all members: they exchange metric states, tables and images of finished rows and the

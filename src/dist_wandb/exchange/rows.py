@@ -1,8 +1,10 @@
 """The calls of a rank, before they are combined with those of others: what belongs to them, and where it waits.
 
+`Posting` makes calls (`protocol.calls`) of the `Contribution` of each `log`; `Writing` makes rows of what the rounds
+finish. `Rows` has both, and what they need: the writer, reductions, attachments, spreads.
+
 Values that are not numbers, or are reduced by ``"first"``, stay on the primary, with the call that they belong to. In a
-shared run, a rank's own numbers are written under its label: the primary's in the reduced row, those of other ranks in
-rows of their own, without waiting for the others.
+shared run, a rank's own numbers are written under its label: the primary's in the reduced row, others' in their own.
 """
 
 from __future__ import annotations

@@ -1,23 +1,22 @@
 """The work of an exchange's thread between two rounds: it reads what was logged, waits for its turn, answers flushes.
 
-A contribution is ready when the event that was recorded on its device is. Those behind one that is not ready wait too,
-so that rows keep their order.
+A contribution is ready once the event recorded on its device is. Those behind it wait, too: rows keep their order.
 
 Neither this queue nor the outbox loses a row. A script that logs faster than the ranks exchange is slowed down to their
 pace once `max_pending_rows` wait, but not by ranks that stall: a round that stands still is broken off then
 (`collective`), and a call leaves the outbox when it is old (`protocol.plan`), for a table with that limit. Until then,
 or until the ranks have met (`join_timeout`), more rows may wait: one of 20 numbers takes 1.1 KiB (measured).
 
-*Due.* A rank with calls takes part in a round once the oldest of them has waited for `Limits.linger`, so that rounds
-are for many rows: a round costs as much as some rows. If the others have not offered their part of its calls, or these
-are not finished, it waits as long again, and then in the round. A rank that has nothing takes part once per heartbeat,
-so the rank that others wait for decides when the round takes place, mostly by its `log`. During a flush, rounds follow
-each other after a pause that doubles from `_FIRST_PAUSE` up to a heartbeat.
+*Due* (`Turns`). A rank with calls takes part in a round once the oldest of them has waited for `Limits.linger`, so that
+rounds are for many rows: a round costs as much as some rows. If the others have not offered their part of its calls, or
+these are not finished, it waits as long again, and then in the round. A rank that has nothing takes part once per
+heartbeat, so the rank that others wait for decides when the round takes place, mostly by its `log`. During a flush,
+rounds follow each other after a pause that doubles from `_FIRST_PAUSE` up to a heartbeat.
 
-*Patience.* The times of rounds are recorded while cells are open. Cells that were opened in a round longer ago than the
-patience are overdue: after a few heartbeats those of names that were never finished, after `peer_timeout` all. Time in
-which the exchange stands still does not count, because no rank could contribute in it: of a gap between two rounds, two
-heartbeats count; of an exchange of tables and images, nothing.
+*Patience* (`Pacer`). The times of rounds are recorded while cells are open. Cells that were opened in a round longer
+ago than the patience are overdue: after a few heartbeats those of names that were never finished, after `peer_timeout`
+all. Time in which the exchange stands still does not count, because no rank could contribute in it: of a gap between
+two rounds, two heartbeats count; of an exchange of tables and images, nothing.
 """
 
 from __future__ import annotations

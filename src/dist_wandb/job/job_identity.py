@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, RankValues, not_of_a_rank
 from dist_wandb.job.launch import job_name, node_identity
-from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import blocks_of, named, numbers_in, spans_of, values_in
 from dist_wandb.job.timed_caller import interval, poll
+from dist_wandb.job.topology import Topology
 
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _ID_LENGTH = 8  # like W&B's own ids

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job.connection import StoreConnection
 from dist_wandb.job.launch import Launch
-from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import TimedCaller, UnansweredError, poll
+from dist_wandb.job.topology import Topology
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -17,7 +17,7 @@ from typing import Literal
 
 from dist_wandb.errors import TopologyError
 from dist_wandb.job.launchers import LAUNCHERS, RANKS_ALONE, SLURM, Environ, Launcher, Readings, integer, started_by
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 _OF_JOB = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
 _PARENT, _START = 1, 19  # fields of /proc/PID/stat after the name of the program

@@ -44,7 +44,7 @@ def leave(job_store: JobStore, has_ended: Callable[[], bool]) -> None:
     _leftovers.append(_Leftover(job_store.namespace, job_store.own_keys, has_ended))
 
 
-def clear_away(job_store: JobStore, world_size: int) -> None:
+def delete_stale_keys(job_store: JobStore, world_size: int) -> None:
     """Delete the keys that this rank has set for sessions that all ranks have left, when it opens a new session.
 
     Ranks open the sessions of an integration in the same order. So a rank that has left a session has left, or skipped,

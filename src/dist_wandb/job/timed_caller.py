@@ -120,7 +120,7 @@ class TimedCaller:
         return call.result  # type: ignore[no-any-return]  # what the function returns
 
 
-def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
+def call_or_default(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
     """Call the job's store within some seconds; return `otherwise` if it does not answer, or is gone."""
     try:
         return TimedCaller(within).call(use_store)

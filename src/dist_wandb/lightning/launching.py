@@ -21,7 +21,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 
 from dist_wandb.errors import ReadError, TopologyError
 from dist_wandb.job.launch import Launch
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.session import inherited_rank
 from dist_wandb.settings.config_values import given_values

@@ -203,7 +203,7 @@ class DistWandbLogger(StockLogger):
         row, weights = name_spaces.prefixed(self, metrics), None
         if step is not None and (type(step) is not int or step < 0):
             row, step = name_spaces.placed(row, step, self._holder.axis)
-        if session.brings_together:
+        if session.reduces:
             module = self._module() if self._module else None
             weights = name_spaces.prefixed(self, epoch_weights(module, metrics))
             if not row.keys() <= session.reductions.known.keys():

@@ -29,7 +29,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.job_identity import make_id
 from dist_wandb.job.launch import Launch
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
@@ -110,7 +110,7 @@ class SessionHolder:
 
     def early_metadata(self) -> dict[str, Any]:
         """Before the session is open, the metadata that this rank requests, then that of rank 0's run."""
-        arguments, run_id = sweeps.of_trial(self._arguments), sweeps.trial_id() or self.known_id
+        arguments, run_id = sweeps.trial_arguments(self._arguments), sweeps.trial_id() or self.known_id
         theirs = run_metadata.from_json(launching.script_ids.run_of(self.number).get("metadata", {}))
         return {**run_metadata.as_requested(arguments, run_id, is_offline=self._is_offline), **theirs}
 
@@ -129,8 +129,8 @@ class SessionHolder:
         """
         session = self.session
         if session is not None and session.topology.world_size > 1:
-            if not session.has_met:  # checked first, because this method is called for every row
-                session.meet(self._init_arguments(session.topology), INTEGRATION, self.number)
+            if not session.has_store:  # checked first, because this method is called for every row
+                session.connect_late(self._init_arguments(session.topology), INTEGRATION, self.number)
             return session
         topology = known_topology() if session is None else inherited_rank.in_group()
         if session is not None and (topology is None or topology.world_size == 1):
@@ -189,7 +189,7 @@ class SessionHolder:
             owns_adopted=provisional is not None and provisional.owns_run and not self.launch.is_child,
             create_new=topology.world_size > 1 or is_another,
             led_by_trainer=True,  # which catches SIGTERM to save a checkpoint
-            restarts=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as the stock logger
+            may_restart=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as stock
         )
         if provisional is not None:
             provisional.release()

@@ -170,7 +170,7 @@ def copied_row(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return row
 
 
-def third_of_log(third: Sequence[Any], commit: Any, weight: Any) -> tuple[bool | None, Any]:
+def commit_and_weight(third: Sequence[Any], commit: Any, weight: Any) -> tuple[bool | None, Any]:
     """Return `commit` and `weight` of a call of `log`: in third place, a bool is `commit`, as in wandb."""
     if third and third[0] is not None:
         is_commit = type(third[0]).__name__ in ("bool", "bool_")  # of Python, numpy

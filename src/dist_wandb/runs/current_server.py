@@ -147,12 +147,12 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
     with suppress(ConfigurationError):  # wandb.init raises it
         if requested.mode(init_arguments) != "online":
             return
-        if requested.user_setting(init_arguments, "base_url") is None:
+        if requested.in_settings(init_arguments, "base_url") is None:
             server = destination()
             if not server.takes_key and server.source in map(str, paths):
                 found.append(f"base_url ({server.shown})")
         for name in _TRANSPORT_SETTINGS:
-            is_set = requested.user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ
+            is_set = requested.in_settings(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ
             if not is_set and set(workspace_values(name).values()) - set(users_values(name).values()):
                 found.append(name)
     if found and _notices.is_first("workspace"):

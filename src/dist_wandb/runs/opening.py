@@ -15,7 +15,7 @@ is open; otherwise the other runs keep it, and the next run starts another proce
 With ``system_metrics="all-nodes"`` local rank 0 of each other node attaches to the run of `auto` as a writer without
 rows.
 
-Of the call of `wandb.init` (`Opening.attempt`): in a world of one, Lightning's integration passes exactly the user's
+Of the call of `wandb.init` (`RunOpener.attempt`): in a world of one, Lightning's integration passes exactly the user's
 arguments, except ``resume="auto"``, which no world passes on. In all other cases a copy of the user's settings is
 passed as well, with limits that the user has not set: `finish_timeout`, and one second until rows are on disk. In a
 world of several ranks the call also has id, group, name suffix, a separate directory for the rank
@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError, UnavailableError
 from dist_wandb.job.job_store import JobStore, SharedList
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import warn
 from dist_wandb.runs import client_settings, interception, requested, sweeps, wandb_private
 from dist_wandb.runs.current_server import warn_of_workspace
@@ -85,7 +85,7 @@ class OpenedRun(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Opening:
+class RunOpener:
     """Opens the run of one rank."""
 
     options: Options
@@ -99,7 +99,7 @@ class Opening:
     as_given: bool  # whether wandb gets only the user's settings
     is_current: bool = True  # whether ``wandb.run`` may be the run
 
-    def run(self) -> AnyRun:
+    def open(self) -> AnyRun:
         """Open the run.
 
         Online, a secondary of a shared run waits until the primary has opened it: if it attaches earlier, it may lose
@@ -312,7 +312,7 @@ def is_answer(error: BaseException | None) -> bool:
 
 def _follow(plan: RunPlan, topology: Topology, arguments: dict[str, Any], settings: wandb.Settings) -> None:
     """Change the arguments of `wandb.init`, and the settings among them, as planned."""
-    name, has_own_directory = requested.value(arguments, "name"), plan.own_directory or plan.attaches
+    name, has_own_directory = requested.text(arguments, "name"), plan.own_directory or plan.attaches
     mode = requested.mode(arguments) if has_own_directory or plan.has_writers else None
     arguments["id"] = unit_run_id(plan)
     if name and plan.name_suffix:

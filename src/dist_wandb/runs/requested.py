@@ -1,4 +1,8 @@
-"""What the user requests from W&B: by the arguments, else by the settings, else by the environment; checks of it."""
+"""What the user requests from W&B, and checks of it: by arguments, else by settings, else by the environment.
+
+`in_settings`, `in_code` (an argument, else a setting) and `in_environment` look into some of these, `text` and the
+functions named after an argument into all.
+"""
 
 from __future__ import annotations
 
@@ -187,47 +191,47 @@ _WANDB_MODES: dict[str, Mode] = {
 }
 
 
-def given(init_arguments: Mapping[str, Any], name: str) -> Any:
+def in_code(init_arguments: Mapping[str, Any], name: str) -> Any:
     """Return what the user has given as an argument, else as the setting for it; `None` for neither."""
     argument = init_arguments.get(name)
-    return user_setting(init_arguments, _SETTINGS.get(name, name)) if argument in (None, "") else argument
+    return in_settings(init_arguments, _SETTINGS.get(name, name)) if argument in (None, "") else argument
 
 
-def variable(name: str) -> tuple[str, str | None]:
+def in_environment(name: str) -> tuple[str, str | None]:
     found = _VARIABLES.get(name, f"WANDB_{name.upper()}")
     return found, os.environ.get(found)
 
 
-def _asked(init_arguments: Mapping[str, Any], name: str) -> Any:
-    found = given(init_arguments, name)
-    return variable(name)[1] if found in (None, "") else found
+def _anywhere(init_arguments: Mapping[str, Any], name: str) -> Any:
+    found = in_code(init_arguments, name)
+    return in_environment(name)[1] if found in (None, "") else found
 
 
-def value(init_arguments: Mapping[str, Any], name: str) -> str | None:
-    found = _asked(init_arguments, name)
+def text(init_arguments: Mapping[str, Any], name: str) -> str | None:
+    found = _anywhere(init_arguments, name)
     return str(found) if found else None
 
 
 def run_id(init_arguments: Mapping[str, Any]) -> str | None:
     """Return the requested run id: from the arguments, else the settings, else `WANDB_RUN_ID`; `None` for none."""
-    found = given(init_arguments, "id")
+    found = in_code(init_arguments, "id")
     if found is None and init_arguments.get("resume_from"):  # W&B rewinds that run, so the opened run has its id
         found = str(init_arguments["resume_from"]).partition("?")[0]
     if found is not None:
         return check_id(found, f"id={found!r}")
-    name, in_environment = variable("id")
-    return check_id(in_environment, f"{name}={in_environment!r}") if in_environment else None
+    name, found = in_environment("id")
+    return check_id(found, f"{name}={found!r}") if found else None
 
 
 def resume(init_arguments: Mapping[str, Any]) -> str | None:
     """Return the requested resume mode: `"allow"`, `"must"`, `"never"`, or `"auto"` (W&B's `True`); or `None`."""
-    found = _asked(init_arguments, "resume")
+    found = _anywhere(init_arguments, "resume")
     return "auto" if found is True else str(found) if found else None
 
 
 def reinit(init_arguments: Mapping[str, Any]) -> str:
     """Return wandb's `reinit`: ``"default"``, ``"return_previous"``, ``"finish_previous"`` or ``"create_new"``."""
-    found = _asked(init_arguments, "reinit")
+    found = _anywhere(init_arguments, "reinit")
     text = str("default" if found in (None, "") else found)
     return _REINIT_BEFORE.get(text.lower(), text)
 
@@ -249,12 +253,12 @@ def first_step(init_arguments: Mapping[str, Any]) -> int:
 
 
 def _branch_point(init_arguments: Mapping[str, Any]) -> Any:
-    return next(filter(None, (given(init_arguments, name) for name in ("resume_from", "fork_from"))), None)
+    return next(filter(None, (in_code(init_arguments, name) for name in ("resume_from", "fork_from"))), None)
 
 
 def naming(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requested values, by argument, that tell runs apart."""
-    found = {"id": run_id(init_arguments), **{name: value(init_arguments, name) for name in _NAMES}}
+    found = {"id": run_id(init_arguments), **{name: text(init_arguments, name) for name in _NAMES}}
     found.update({name: init_arguments.get(name) for name in ("job_type", "tags")})
     return {name: one for name, one in found.items() if one is not None}
 
@@ -262,12 +266,12 @@ def naming(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
 def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
     """Return the W&B mode that is asked for anywhere but in `wandb.setup`; `None` for none. Does not import wandb."""
     in_files = (*workspace_values("mode").values(), *users_values("mode").values())
-    return _WANDB_MODES.get(str(_asked(init_arguments, "mode") or next(filter(None, in_files), None)))
+    return _WANDB_MODES.get(str(_anywhere(init_arguments, "mode") or next(filter(None, in_files), None)))
 
 
 def mode(init_arguments: Mapping[str, Any]) -> Mode:
     """Return the requested W&B mode; raise `ConfigurationError` for an unknown one, or an empty `WANDB_MODE`."""
-    found = _asked(init_arguments, "mode")
+    found = _anywhere(init_arguments, "mode")
     if found == "":
         raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
     found = found or str(client_settings().mode)
@@ -276,7 +280,7 @@ def mode(init_arguments: Mapping[str, Any]) -> Mode:
     return _WANDB_MODES[found]
 
 
-def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
+def in_settings(init_arguments: Mapping[str, Any], name: str) -> Any:
     """Return a value that the user has set in `settings`; `None` for a default of wandb."""
     settings = init_arguments.get("settings")
     if settings is None:
@@ -286,27 +290,26 @@ def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
     return getattr(settings, name, None) if name in getattr(settings, "model_fields_set", ()) else None
 
 
-def check_writers(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:
-    """Check W&B's own settings for several writers of a run, which `run_mode` sets on every rank.
+def replaced_label(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:
+    """Return the user's label of a writer, and where it is set, which `run_mode` replaces; `None` for none.
 
-    Returns the user's label of a writer, which is replaced, and where it is set. Raises `ConfigurationError` if several
-    ranks ask W&B, but not this package, for a run that all of them write into.
+    Raises `ConfigurationError` if several ranks ask W&B, but not this package, for a run that all of them write into.
     """
     if ranks == 1:
         return None
-    mode, origin = _setting_or_variable(init_arguments, "mode")
+    mode, origin = _value_and_origin(init_arguments, "mode")
     if mode == "shared" and not init_arguments.get("mode") and run_mode != "shared":
         raise ConfigurationError(
             f"mode='shared' ({origin}) is W&B's switch for one writer, but {ranks} ranks open the run with "
             f"run_mode={run_mode!r}. Pass run_mode='shared' instead: it sets W&B's mode, labels and primary on every "
             "rank."
         )
-    label, origin = _setting_or_variable(init_arguments, "x_label")
+    label, origin = _value_and_origin(init_arguments, "x_label")
     return f"x_label={label!r} ({origin})" if label is not None and run_mode == "shared" else None
 
 
-def _setting_or_variable(init_arguments: Mapping[str, Any], name: str) -> tuple[Any, str]:
-    given, variable = user_setting(init_arguments, name), f"WANDB_{name.upper()}"
+def _value_and_origin(init_arguments: Mapping[str, Any], name: str) -> tuple[Any, str]:
+    given, variable = in_settings(init_arguments, name), f"WANDB_{name.upper()}"
     given, origin = (os.environ.get(variable), variable) if given is None else (given, "settings")
     if given is None and re.match(rf"\d+-{os.getpid()}-", os.environ.get("WANDB_SERVICE", "")):  # wandb is set up here
         return getattr(client_settings(), name, None), "wandb.setup"
@@ -315,7 +318,7 @@ def _setting_or_variable(init_arguments: Mapping[str, Any], name: str) -> tuple[
 
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:
     """Return how long opening a run may take, in seconds: wandb's limit plus the time that wandb needs to give up."""
-    given = user_setting(init_arguments, "init_timeout") or client_settings().init_timeout
+    given = in_settings(init_arguments, "init_timeout") or client_settings().init_timeout
     return float(given) + _BEYOND_INIT_TIMEOUT
 
 
@@ -325,4 +328,4 @@ def set_offline() -> None:
 
 
 def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:
-    return Path(_asked(init_arguments, "dir") or ".") / "wandb"
+    return Path(_anywhere(init_arguments, "dir") or ".") / "wandb"

@@ -123,7 +123,7 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline: bool) -> dict[str, Any]:
     """Return the metadata of a run that is not open yet, as far as the arguments of `wandb.init` determine it."""
     about: dict[str, Any] = dict.fromkeys(METADATA)
-    about.update({name: requested.value(arguments, name) for name in ("name", "project", "entity", "group")})
+    about.update({name: requested.text(arguments, name) for name in ("name", "project", "entity", "group")})
     about.update({name: arguments.get(name) for name in ("job_type", "notes")})
     mode = "offline" if is_offline else requested.mode_if_given(arguments)
     path = [part for part in (about["entity"], about["project"], run_id) if part]

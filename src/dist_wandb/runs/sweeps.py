@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_wandb.runs import wandb_private
-from dist_wandb.runs.requested import check_id, given, variable
+from dist_wandb.runs.requested import check_id, in_code, in_environment
 from dist_wandb.settings.plan import RunPlan
 
 _OF_AGENT = ("id", "project", "entity")  # arguments that the agent determines
@@ -28,15 +28,15 @@ def is_trial() -> bool:
 
 def trial_id() -> str | None:
     """Return the run id that the agent has given to its trial; `None` without an agent."""
-    name, found = variable("id") if is_trial() else ("", None)
+    name, found = in_environment("id") if is_trial() else ("", None)
     return check_id(found, f"{name}={found!r}") if found else None
 
 
-def of_trial(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def trial_arguments(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of `wandb.init`, in a trial with the id, project and entity of its agent."""
     if not is_trial():
         return init_arguments
-    values = {name: variable(name)[1] for name in _OF_AGENT}
+    values = {name: in_environment(name)[1] for name in _OF_AGENT}
     values["id"] = trial_id() or init_arguments.get("id")
     others = {name: value for name, value in init_arguments.items() if name not in values}
     return {**others, **{name: value for name, value in values.items() if value}}
@@ -55,15 +55,15 @@ def values() -> dict[str, Any]:
     return wandb_private.values_in(path) if path and is_trial() else {}
 
 
-def not_kept(init_arguments: Mapping[str, Any]) -> str | None:
+def unused_arguments(init_arguments: Mapping[str, Any]) -> str | None:
     """Return a warning about the script's arguments that have no effect in a trial; `None` if there are none."""
-    actual = of_trial(init_arguments)
-    requested = {name: given(init_arguments, name) for name in _OF_AGENT}
+    actual = trial_arguments(init_arguments)
+    requested = {name: in_code(init_arguments, name) for name in _OF_AGENT}
     unused = [name for name, value in requested.items() if value and value != actual.get(name)]
     if not is_trial() or not unused:
         return None
     asked = ", ".join(f"{name}={requested[name]!r}" for name in unused)
-    used = ", ".join(f"{variable(name)[0]}={actual[name]}" for name in unused if name in actual)
+    used = ", ".join(f"{in_environment(name)[0]}={actual[name]}" for name in unused if name in actual)
     sweep = os.environ["WANDB_SWEEP_ID"]
     return (
         f"An agent of the sweep {sweep!r} has started this job, and the agent determines the run: {asked} "

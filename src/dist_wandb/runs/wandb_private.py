@@ -24,7 +24,7 @@ from dist_wandb.notices import warn
 from dist_wandb.runs.client_settings import one_line
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.null_run import AnyRun, Run
-from dist_wandb.runs.requested import user_setting
+from dist_wandb.runs.requested import in_settings
 from dist_wandb.settings.config_values import decoded, encoded, given_values
 
 _T = TypeVar("_T")
@@ -166,7 +166,7 @@ def code_of_exit() -> int | None:
 def with_warnings_alone(init_arguments: Mapping[str, Any], *, on: bool) -> Iterator[None]:
     """Limit wandb to warnings and errors inside the block, unless the user has set its verbosity."""
     names = ("quiet", "silent", "show_info")
-    is_set = (user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names)
+    is_set = (in_settings(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names)
     if not on or any(is_set):
         yield
         return

@@ -35,10 +35,9 @@ from dist_wandb.settings.plan import RunPlan
 from dist_wandb.settings.reduction import Definitions, PerRankNames, longest_pattern
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.record import Record
+    from dist_wandb.runs.replaceable_run import ReplaceableRun
 
-STEP_METRIC = "global_step"
-"""Name of the x axis of runs, unless an integration uses another one."""
+STEP_METRIC = "global_step"  # name of the x axis of runs, unless an integration uses another one
 _OURS = {"step_metric": STEP_METRIC, "step_sync": False}  # the definition of a name on our axis
 
 _TIME = "_timestamp"  # W&B's name of the time of a row
@@ -62,7 +61,7 @@ class _OpenRow:
 class RunWriter:
     """Writes the rows of one rank into its run, or none if that is a `NullRun`. The plan determines the names."""
 
-    def __init__(self, run: AnyRun | Record, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
+    def __init__(self, run: AnyRun | ReplaceableRun, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
         self.label: str | None = plan.label
         self.is_primary: bool = plan.primary
         self.has_own_run: bool = plan.run_mode == "new"
@@ -81,13 +80,13 @@ class RunWriter:
 
     def as_logged(self, metrics: Mapping[str, Any], per_rank: PerRankNames, step: int) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change, as `write` would write them."""
-        row, record = dict(metrics), cast("Record", self._run)
+        row, run = dict(metrics), cast("ReplaceableRun", self._run)
         for name, value in metrics.items():
             if not may_change(value) or not (self.is_primary or per_rank.has(name, is_number=False)):
                 continue
             final = name if self.is_primary else f"{self.label}/{name}"
             try:
-                found, made = record.stored(final, value, step)
+                found, made = run.stored(final, value, step)
                 row[name] = AsLogged(made, None if found == final else found)
             except Exception as error:  # of any kind, because values execute their own code
                 if _ASKED_FOR in str(error):
@@ -212,7 +211,7 @@ class RunWriter:
         )
 
 
-class Axes:
+class MetricDefiner:
     """The user's definitions of metrics, in a session that has defined an x axis for all names (the pattern ``*``).
 
     If several patterns match a name, W&B applies an arbitrary one (wandb-core iterates over a Go map) and keeps it: our

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import errors
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.notices import Notices, users_line
 from dist_wandb.runs import requested
@@ -22,7 +22,7 @@ from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.job_description import NextJob, next_job, take
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import begun, entered, in_scope, is_nested_on_purpose, open_sessions
+from dist_wandb.session.registry import in_scope, is_nested_on_purpose, open_sessions, opened_in, outer_session
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.options import (
@@ -33,7 +33,7 @@ from dist_wandb.settings.options import (
     Options,
     StallTimeout,
     SystemMetrics,
-    around,
+    outer_arguments,
 )
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
@@ -169,12 +169,12 @@ def init(
                 run.log({"loss": 0.6}, step=1)  # on rank 1, which has no run; rank 0 writes one row, loss=0.5
     """
     options = Options.among(locals())
-    arguments: dict[str, Any] = {key: one for key, one in around().items() if key not in _OF_ONE_RUN} | wandb_init
+    given = {key: one for key, one in outer_arguments().items() if key not in _OF_ONE_RUN}
+    arguments: dict[str, Any] = given | wandb_init
     if project is not None:
         arguments["project"] = project
     requested.check_init_arguments(arguments, INIT)
-    again = while_open(arguments)
-    if again is not None:
+    if (again := while_open(arguments)) is not None:
         return again
     integration = _BESIDE if requested.reinit(arguments) == "create_new" else INIT
     session = open_session(options, arguments, integration=integration)
@@ -201,7 +201,7 @@ def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | 
     # In a notebook, whose cells are run again and again. Without the module, there is none.
     is_notebook = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)() is not None
     if reinit == "finish_previous" or (reinit == "default" and is_notebook):
-        function = entered() if reinit == "default" else None
+        function = outer_session() if reinit == "default" else None
         for earlier in open_now:
             if not is_disabled and function in (None, earlier.opened_inside):
                 earlier.finish()
@@ -260,7 +260,7 @@ class _NoSession(NullRun):
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing; warn once, on the coordinator, if no session was ever opened in this process."""
-        if begun or _notices.has("no session"):
+        if opened_in or _notices.has("no session"):
             return
         topology = inherited_rank.detect_or_none()
         if topology is None or topology.is_coordinator:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.session.api import InitArguments, check_init, init
-from dist_wandb.session.registry import entered, is_nested_on_purpose
+from dist_wandb.session.registry import is_nested_on_purpose, outer_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import around
+from dist_wandb.settings.options import outer_arguments
 from dist_wandb.settings.plan import RankScope, RunMode
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ _Context: TypeAlias = Callable[[], AbstractContextManager[None]]
 @contextmanager
 def _session(given: Mapping[str, Any]) -> Iterator[_Context]:
     """Use the enclosing decorated function's session or open one; yield the context in which the function runs."""
-    outer = entered()
+    outer = outer_session()
     if outer is None:
         with is_nested_on_purpose.by(True):
             opened = init(**given)
@@ -112,7 +112,7 @@ def _session(given: Mapping[str, Any]) -> Iterator[_Context]:
             yield functools.partial(_inside, session, given)
     else:
         own = {name: value for name, value in given.items() if value is not None}
-        theirs = around()
+        theirs = outer_arguments()
         other = [name for name, value in own.items() if repr(value) != repr(theirs.get(name))]
         if other:
             warnings.warn(
@@ -120,12 +120,12 @@ def _session(given: Mapping[str, Any]) -> Iterator[_Context]:
                 "own wandb_init is ignored. To open a separate run, call dist_wandb.init(reinit='create_new') in it.",
                 stacklevel=4,
             )
-        yield functools.partial(_inside, outer, {**around(), **own})
+        yield functools.partial(_inside, outer, {**outer_arguments(), **own})
 
 
 @contextmanager
 def _inside(session: Session, arguments: Mapping[str, Any]) -> Iterator[None]:
-    with entered.by(session), around.by(arguments):
+    with outer_session.by(session), outer_arguments.by(arguments):
         yield
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dist_wandb.errors import DistWandbError, ReadError
 from dist_wandb.job.launch import ancestors, inherited_variables, node_identity, started_at
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
 
 _announced: list[tuple[int, bytes]] = []  # the process that has announced itself, and what it wrote

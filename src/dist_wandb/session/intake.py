@@ -1,4 +1,9 @@
-"""What `log` does on the training thread: check, count, copy and pass on. Never waits for a rank or a device."""
+"""What `log` does on the training thread: check, count, copy and pass on. Never waits for a rank or a device.
+
+`put` checks names and step. `_pass_on` moves the rank's `Position`, and adds timings and what `watch` has measured.
+`_put_reduced`, or `_put_own` for a row of this rank alone, copies the values, answers reads of the summary with them,
+and gives them to the exchange as a `Contribution`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError, as_usage_error
 from dist_wandb.exchange.collective import CollectiveExchange
@@ -17,16 +22,7 @@ from dist_wandb.exchange.interface import Exchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.gathers import Gathered
-from dist_wandb.payloads.scalars import (
-    Paths,
-    Weight,
-    are_plain,
-    check_row,
-    checked_step,
-    copied_row,
-    copied_weight,
-    flattened,
-)
+from dist_wandb.payloads.scalars import Weight, are_plain, check_row, checked_step, copied_row, copied_weight, flattened
 from dist_wandb.runs import run_metadata, wandb_media, wandb_private
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
@@ -39,7 +35,7 @@ from dist_wandb.settings.reduction import check_per_rank
 _LONGEST_ROW = 2.0  # seconds that a row gets to be passed on: SIGTERM's handler holds up the thread that logs it
 
 
-class Phase(Enum):
+class IntakeState(Enum):
     """Whether a session accepts rows. No transition leads back to `OPEN`."""
 
     OPEN = "open"
@@ -50,7 +46,15 @@ class Phase(Enum):
     DETACHED = "detached"
 
 
-_OPEN = Phase.OPEN  # a member of an enumeration takes longer to read
+_OPEN = IntakeState.OPEN  # a member of an enumeration takes longer to read
+
+
+class Position(NamedTuple):
+    """Where a rank's next row lies on the x axis."""
+
+    last: int | None = None  # the last step that this rank has given
+    ended: int = 0  # how many rows have ended since
+    is_given: bool = False  # whether the open row was given its step
 
 
 @dataclass(eq=False, repr=False)
@@ -62,13 +66,12 @@ class Intake:
     _exchange: Exchange
     _notices: Notices
     first_row: int  # position on the x axis of the first row without a step
-    phase: Phase = Phase.OPEN
+    state: IntakeState = IntakeState.OPEN
     # Held while a row is checked and passed on. Reentrant, so a signal handler that interrupts this may log and finish.
     accepting: threading.RLock = field(default_factory=threading.RLock)
     rows: int = 0  # accepted so far
     dropped: int = 0  # values of rows that were not accepted
-    # the last step given by this rank, the rows ended since, and whether the row that is open was given its step
-    _last: tuple[int | None, int, bool] = (None, 0, False)
+    _position: Position = Position()  # noqa: RUF009  # immutable
     _names: set[str] = field(default_factory=set)  # that were checked
     _first_thread: int = 0  # the first to log
     _watched: dict[str, Any] = field(default_factory=dict)  # measured by `watch` for a row that is not passed on yet
@@ -80,7 +83,7 @@ class Intake:
         former._exchange.pass_on(self._exchange)  # most of them, while further rows are accepted
         with former.accepting:
             former._exchange.pass_on(self._exchange)
-            self.rows, self._last, self._watched = former.rows, former._last, former._watched
+            self.rows, self._position, self._watched = former.rows, former._position, former._watched
             self._first_thread, self.sections = former._first_thread, former.sections
             former._successor = self  # for a call of `log` that is in progress on another thread
 
@@ -90,7 +93,7 @@ class Intake:
 
         On a framework's axis, the last one: there, ``log(..., step=run.step)`` is a row like one without a step.
         """
-        last, ended, _ = self._last
+        last, ended, _ = self._position
         last = run_metadata.starting_step(self._own.run) if last is None else last
         return last + (ended if self._is_counted else 0)
 
@@ -99,9 +102,9 @@ class Intake:
         return self._own.has_our_axis or self._own.step_metric is None
 
     def put(
-        self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool = True
+        self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, child: bool = False
     ) -> None:
-        """Accept a row, as `Session.log` gets it. If it `leads`, its step also applies to later rows without one."""
+        """Accept a row, as `Session.log` gets it. The step of a child process does not apply to rows without one."""
         if self._own.takes_all:
             self._own.take(metrics)
             return
@@ -110,7 +113,10 @@ class Intake:
             check_row(metrics, rank)
             self._names.update(metrics)
         paths = self._own.summary.logged.paths
-        row = metrics if are_plain(metrics) else _flat(metrics, paths, rank)
+        row = metrics if are_plain(metrics) else flattened(metrics, paths, rank)
+        for value in () if row is metrics else row.values():
+            if isinstance(value, Gathered):
+                value.use(rank, wandb_media.image)  # which cannot be used again
         if paths and not paths.keys().isdisjoint(metrics):
             name = next(name for name in metrics if name in paths)
             self._notices.warn(
@@ -123,16 +129,16 @@ class Intake:
         with self.accepting:
             signs.last = monotonic()  # not before: torch.compile would warn of it
             if self._successor is not None:
-                self._successor.put(metrics, step, weight, commit, leads=leads)
-            elif self.phase is _OPEN or not self._is_over(len(row)):
-                self._pass_on(row, step, weight, commit, leads=leads)
-                if self.phase is not _OPEN:
-                    self._is_over()  # a signal handler may have finished the session before the row was passed on
+                self._successor.put(metrics, step, weight, commit, child=child)
+            elif self.state is _OPEN or not self._refuses(len(row)):
+                self._pass_on(row, step, weight, commit, child=child)
+                if self.state is not _OPEN:
+                    self._refuses()  # a signal handler may have finished the session before the row was passed on
 
     def watch(self, values: Mapping[str, Any]) -> None:
         """Accept what W&B's `watch` has measured. As in wandb, it belongs to the open row, else to the next call."""
         with self.accepting:
-            if self._is_over():
+            if self._refuses():
                 return
             if self._link.reduces:
                 self._watched.update(self._as_logged(values))
@@ -143,8 +149,8 @@ class Intake:
         """Stop accepting rows, once those that other threads are logging are passed on."""
         has_turn = self.accepting.acquire(timeout=_LONGEST_ROW)
         try:
-            if self.phase is _OPEN:
-                self.phase = Phase.CLOSED
+            if self.state is _OPEN:
+                self.state = IntakeState.CLOSED
         finally:
             if has_turn:
                 self.accepting.release()
@@ -157,23 +163,24 @@ class Intake:
                 self._put_reduced(watched, step, None, None)
 
     def _pass_on(
-        self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, leads: bool
+        self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, child: bool
     ) -> None:
         given: Any = step  # possibly as a value of the x axis
         if given is None and self._own.step_metric is not None:
             given = metrics.get(self._own.step_metric)
-        if not leads or type(given) is not int or given < 0:
+        if child or type(given) is not int or given < 0:
             given = None
         is_whole = commit or (commit is None and step is None)  # it ends its row
-        if leads and self._watched:  # measured for its row, or for the row before
+        if self._watched and not child:  # measured for its row, or for the row before
             if self._own.has_our_axis and step not in (None, self.step):  # a step of a framework's axis ends no row
                 self.end_row(self.step)
             watched, self._watched = (self._watched, {}) if is_whole else ({}, self._watched)
             metrics = {**watched, **metrics}
-        if given is not None or (commit is False and self._last[0] is not None and self._is_counted):
+        place = self._position
+        if given is not None or (commit is False and place.last is not None and self._is_counted):
             # As in wandb, a row that is left open lies after the one that has ended.
-            self._last = self.step if given is None else given, 0, self._last[2]
-        times = self.sections.due_timings(metrics, step) if leads and commit is not False else {}
+            self._position = place._replace(last=self.step if given is None else given, ended=0)
+        times = self.sections.due_timings(metrics, step) if commit is not False and not child else {}
         if times:
             metrics = {**metrics, **times}
         if self._link.reduces:
@@ -188,26 +195,27 @@ class Intake:
                 "written. Log with DistWandbLogger, or start the script with torchrun.",
             )
         self.rows += commit is not False  # the next call continues a row that is not committed
-        last, ended, is_placed = self._last
-        ended += bool(commit or (commit is None and given is None))
-        self._last = last, ended, not commit if step is not None else is_placed and commit is False
+        place = self._position
+        ended = place.ended + bool(commit or (commit is None and given is None))
+        is_given = not commit if step is not None else place.is_given and commit is False
+        self._position = Position(place.last, ended, is_given)
 
-    def _is_over(self, values: int = 0) -> bool:
+    def _refuses(self, values: int = 0) -> bool:
         """Return whether rows are dropped, and with this one so many values; raise if the session was finished."""
-        if self.phase is Phase.CLOSED and not registry.process_end.has_begun:
+        if self.state is IntakeState.CLOSED and not registry.process_end.has_begun:
             error = ConfigurationError(
                 f"log was called on rank {self._link.topology.global_rank} after the session was finished. Log before "
                 "finish(), or open another session."
             )
             raise as_usage_error(error)
-        if self.phase is Phase.DETACHED:
+        if self.state is IntakeState.DETACHED:
             self.dropped += values
             self._notices.warn(
                 "dropped",
                 f"rank {self._link.topology.global_rank} called log after its run was finished on the rank that has "
                 "it. This and later rows are not written. Call log on all ranks before the run is finished.",
             )
-        return self.phase is not Phase.OPEN
+        return self.state is not IntakeState.OPEN
 
     def _copied(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of a row, with what W&B stores of its media now: the script may change them."""
@@ -219,8 +227,8 @@ class Intake:
         """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
         if not wandb_private.can_store(self._own.run):
             return metrics
-        last, ended, _ = self._last
-        return self._own.writer.as_logged(metrics, check_per_rank(self._link.options.per_rank), (last or 0) + ended)
+        step = (self._position.last or 0) + self._position.ended
+        return self._own.writer.as_logged(metrics, check_per_rank(self._link.options.per_rank), step)
 
     def _put_reduced(
         self,
@@ -234,7 +242,7 @@ class Intake:
         values = self._copied(metrics)
         if is_value := step is None and axis in values and type(values[axis]) is int:
             step, commit = checked_step(values.pop(axis), rank), commit is not False  # `step=` would leave its row open
-        last = self._last[0] if step is None else step
+        last = self._position.last if step is None else step
         x = -1 - self.rows if last is None else last
         own_weight = None if weight is None else copied_weight(weight, rank)
         if times and weight is not None and not isinstance(weight, Mapping):
@@ -244,7 +252,7 @@ class Intake:
         self._show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
         in_order = thread == self._first_thread
         follows = self._own.summary.count
-        is_value = is_value and not self._last[2]
+        is_value = is_value and not self._position.is_given
         self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, follows, is_value))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
@@ -265,8 +273,9 @@ class Intake:
                     "pass reduce='mean'.",
                 )
         commit = step is None if commit is None else commit  # as in wandb, a row with a step stays open for more values
-        if step is None and self._own.has_our_axis and (self._last[2] or self._own.step_metric not in metrics):
-            step = self.first_row + self.rows if self._last[0] is None else self._last[0]
+        place = self._position
+        if step is None and self._own.has_our_axis and (place.is_given or self._own.step_metric not in metrics):
+            step = self.first_row + self.rows if place.last is None else place.last
         if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
             self._show(metrics, step)
         self._exchange.put(Contribution(metrics, step, commit, follows=self._own.summary.count))
@@ -278,16 +287,7 @@ class Intake:
         self._own.summary.logged.show(values, x)
 
 
-def _flat(metrics: Mapping[str, Any], paths: Paths, rank: int) -> Mapping[str, Any]:
-    """Return a row without nested mappings, whose images and tables to be gathered cannot be used again."""
-    row = flattened(metrics, paths, rank)
-    for value in row.values():
-        if isinstance(value, Gathered):
-            value.use(rank, wandb_media.image)
-    return row
-
-
-def exchange_of(
+def make_exchange(
     link: JobLink,
     own: OwnRun,
     config_sync: ConfigSync,

@@ -20,8 +20,8 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import refuse
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
-from dist_wandb.job.model import Topology
-from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
+from dist_wandb.job.timed_caller import STORE_PATIENCE, call_or_default, poll
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, plan_run
@@ -60,11 +60,11 @@ class NextJob(NamedTuple):
 
 def ask(store: JobStore | None, read: Callable[[JobStore], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
     """Read from the store; `otherwise` if there is none, or it does not answer within some seconds."""
-    return otherwise if store is None else briefly(lambda: read(store), otherwise, within)
+    return otherwise if store is None else call_or_default(lambda: read(store), otherwise, within)
 
 
-def meet(
-    options: Options, topology: Topology, integration: str, number: int | None, *, reaches: bool = True
+def name_and_store(
+    options: Options, topology: Topology, integration: str, number: int | None, *, store_answers: bool = True
 ) -> tuple[str, JobStore | None]:
     """Return the session's name, equal on all ranks, and its keys in the job's store, if any; counts the sessions.
 
@@ -76,13 +76,13 @@ def meet(
         _opened[counted] += 1
         number = _opened[counted]
     name = f"{integration}/{number}"
-    store = None if is_alone or not reaches else JobStore.find(name, topology, options.limits.join_timeout)
+    store = None if is_alone or not store_answers else JobStore.find(name, topology, options.limits.join_timeout)
     if store is not None:
-        leftovers.clear_away(store, topology.world_size)
+        leftovers.delete_stale_keys(store, topology.world_size)
     return name, store
 
 
-def planned(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
+def plan_of(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
     all_nodes = options.system_metrics == "all-nodes"
     in_sweep = sweeps.is_trial()
@@ -90,7 +90,7 @@ def planned(topology: Topology, options: Options, base_id: str | None, group: st
 
 
 def needs_base_id(topology: Topology, options: Options) -> bool:
-    return planned(topology, options, "not known yet", None).needs_base_id
+    return plan_of(topology, options, "not known yet", None).needs_base_id
 
 
 def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:

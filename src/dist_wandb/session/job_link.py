@@ -24,8 +24,8 @@ from dist_wandb.exchange.membership import generations
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_identity import is_base_id_known, publish_base_id, refusal, wait_base_id
 from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
-from dist_wandb.job.model import Topology
-from dist_wandb.job.timed_caller import STORE_PATIENCE, briefly, poll
+from dist_wandb.job.timed_caller import STORE_PATIENCE, call_or_default, poll
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Line, named_line, warn
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description, registry
@@ -92,9 +92,9 @@ class JobLink:
         if self.store is not None and self.unit.is_member:
             generations.publish_opened(self.unit_keys(self.store), self.unit)
 
-    def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
+    def connect_late(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
         """Find the store and publish the job's description, for a session that was opened before there was a store."""
-        _, self.store = job_description.meet(self.options, self.topology, integration, number)
+        _, self.store = job_description.name_and_store(self.options, self.topology, integration, number)
         if self.store is not None and self.topology.is_coordinator:
             publish_base_id(self.store, self.plan.base_id)
             job_description.publish(self.options, self.store, init_arguments)
@@ -131,7 +131,7 @@ class JobLink:
                 base_id = wait_base_id(store, self.topology, 0.0)
             except (RendezvousError, ConfigurationError):
                 return None if given is None else unit_run_id(self.plan)
-            self.plan = job_description.planned(self.topology, self.options, base_id, self.plan.group)
+            self.plan = job_description.plan_of(self.topology, self.options, base_id, self.plan.group)
             self.has_id = True
         return unit_run_id(self.plan)
 
@@ -175,7 +175,7 @@ class JobLink:
 
         return is_opening
 
-    def is_accompanied(self) -> bool:
+    def has_peers(self) -> bool:
         store = self.store
         return store is not None and ask(store, lambda _: generations.number_opened(self.unit_keys(store)) > 1, True)
 
@@ -265,7 +265,7 @@ class JobLink:
         self.is_counted = False
         is_needed = self.plan.needs_base_id  # by a rank that comes later
         if not is_needed and isinstance(exchange, CollectiveExchange) and exchange.is_only_one:
-            briefly(lambda: store.delete(store.own_keys), None)  # a rank that comes later finds that it is over
+            call_or_default(lambda: store.delete(store.own_keys), None)  # a rank that comes later finds that it is over
         else:
             leftovers.leave(store, lambda: exchange.has_ended)
 
@@ -308,7 +308,7 @@ class UnitEnd:
                 return bool(poll(have_written, deadline - time.monotonic(), _PAUSE))
             return True
 
-        return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
+        return call_or_default(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
 
     def exit_code(self, gone: Collection[int]) -> int:
         """Return the unit's first failure; 1 if ranks are gone without a report; 0 otherwise, and for own runs."""
@@ -352,7 +352,7 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
     vars(session).update(after)
     if written := before["_config_sync"].continue_in(lambda: session.run):
         session.run.config.update(written, allow_val_change=True)
-    briefly(publish_before, None)
+    call_or_default(publish_before, None)
     following.unit_end().report(link.unit_end().exit_code(()))  # of ranks that have failed before
     following.reads_until, link.has_moved = link.reads_until, True  # reads continue there
     registry.remove(former)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dist_wandb.exchange.rows import Reductions
-from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import wandb_private
 from dist_wandb.session.job_link import JobLink

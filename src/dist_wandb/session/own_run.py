@@ -6,10 +6,7 @@ are still in progress. On a rank without a run, `wandb.finish()` has no effect t
 store, and the sessions without a run end when they poll next. Leaving a ``with wandb.init()`` block calls another
 method, `_finish`: it is intercepted to write the row that is still open, and the session is detached.
 
-What ranks without a run ask of it: their alerts reach the run, and files that they save are reported as not saved.
-A rank without a run appends its alerts to a list in the job's store. The unit's primary reads the list when the
-exchange reports that some rank has published something, and before it ends the run, so the list costs nothing unless
-there are alerts. The same alert of several ranks is sent once, as if the script had one process.
+Of ranks without a run, alerts reach the run (`Alerts`), and files that they save are reported as not saved.
 """
 
 from __future__ import annotations
@@ -30,11 +27,11 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList
 from dist_wandb.notices import warn
-from dist_wandb.runs import interception, record, requested, run_metadata, wandb_private
+from dist_wandb.runs import interception, replaceable_run, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
-from dist_wandb.runs.opening import Opening, run_key
+from dist_wandb.runs.opening import RunOpener, run_key
 from dist_wandb.runs.summary import SummaryWrites
-from dist_wandb.runs.writer import STEP_METRIC, Axes, RunWriter
+from dist_wandb.runs.writer import STEP_METRIC, MetricDefiner, RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask
@@ -52,41 +49,125 @@ _FETCHING = ("use_artifact", "use_model")
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
+class Alerts:
+    """The alerts of a unit's ranks. Equal ones of several ranks are sent once, as if the script had one process.
+
+    A rank without a run appends its alerts to a list in the job's store. The unit's primary reads the list when the
+    exchange reports that some rank has published something, and before it ends the run: without alerts it is free.
+    """
+
+    def __init__(self, link: JobLink, config_sync: ConfigSync, run: Callable[[], AnyRun]) -> None:
+        self._link, self._run = link, run
+        self._connection = config_sync.connection
+        self._list: SharedList | None = None  # once it is used
+        self._given: Counter[tuple[str, str, str]] = Counter()  # by this rank: title, text and level, and how often
+        self._sent: set[tuple[str, str, str, int]] = set()  # by this primary
+        self._published = 0.0  # as of the last `deliver`
+
+    def deliver(self, published: float = math.inf) -> None:
+        """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
+        if published == self._published or self._link.plan.run_mode != "auto" or not self._run():
+            return
+        try:
+            found = self._shared()
+            new = [] if found is None else found.read_new()
+            if found is None or len(found.values) >= found.count():  # else the store has not answered: read again
+                self._published = published
+        except RendezvousError as error:
+            _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
+            return
+        for one in new:
+            if isinstance(one, dict) and isinstance(one.get("title"), str) and isinstance(one.get("number"), int):
+                self._send(one)
+
+    def _send(self, alert: dict[str, Any]) -> None:
+        title, text, level = (str(alert.get(name) or "") for name in ("title", "text", "level"))
+        if self._is_new((title, text, level, alert["number"])):
+            wait = alert.get("wait_duration")
+            arguments = {"level": level or None, "wait_duration": wait if isinstance(wait, (int, float)) else None}
+            try:
+                interception.original(self._run(), "alert")(title, text, **arguments)
+            except Exception as error:  # noqa: BLE001  # must not affect the training
+                warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
+
+    def _is_new(self, alert: tuple[str, str, str, int]) -> bool:
+        is_new = alert not in self._sent
+        self._sent.add(alert)
+        return is_new
+
+    def alert(self, send: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
+        """Handle an alert of the script: `send` it, or leave it for the primary."""
+        # The errors of `wandb.Run.alert`, also if another rank has sent it.
+        if getattr(level, "value", level or "INFO") not in ("INFO", "WARN", "ERROR"):
+            raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
+        if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
+            raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
+        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
+        self._given[key] += 1
+        if self._run():
+            if self._is_new((*key, self._given[key])):
+                send(title, text, level, wait_duration)
+            return
+        wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
+        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._given[key])
+        try:
+            shared = self._shared()
+            if shared is not None:
+                shared.append(alert)
+                self._connection.publications += 1
+                return
+            problem: object = "this process has no store of the job, as before init_process_group and in a fork"
+        except RendezvousError as error:
+            problem = error
+        warn(
+            f"the alert {key[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the run: "
+            f"{problem}."
+        )
+
+    def _shared(self) -> SharedList | None:
+        store = self._connection.store() if self._connection.is_usable else None
+        if store is None:
+            self._list = None
+        elif self._list is None:
+            self._list = SharedList(store, f"alerts/{run_key(self._link.plan)}")
+        return self._list
+
+    def close(self) -> None:
+        self._list = None  # which holds a connection to the store
+
+
 @dataclass(eq=False, repr=False)
 class OwnRun:
     """The run that this rank writes into, or a `NullRun`; on a rank without one, what is done instead."""
 
     opened: InitVar[AnyRun]
     _link: JobLink
-    opening: Opening  # to publish the run, and to reopen it if wandb's own process dies
+    opener: RunOpener  # to publish the run, and to reopen it if wandb's own process dies
     _config_sync: ConfigSync
     _attached: AnyRun  # the unit's run, if this rank only records the hardware of its node in it
     is_owned: bool  # whether the session may end the run: not if it was open before
     step_metric: str | None  # the x axis
 
     def __post_init__(self, opened: AnyRun) -> None:
-        is_disabled = requested.mode_if_given(self.opening.arguments) == "disabled"
+        is_disabled = requested.mode_if_given(self.opener.arguments) == "disabled"
         # Whether it takes all that is logged, as wandb's disabled run; not a mock.
         self.takes_all: bool = is_disabled or (bool(opened) and getattr(opened, "disabled", None) is True)
         # Whether the x axis is the one that this package defines and counts rows on.
         self.has_our_axis: bool = self.step_metric == STEP_METRIC
         self.summary: SummaryWrites = SummaryWrites(self.step_metric)
-        self._list: SharedList | None = None  # of alerts, once it is used
-        self._alerts: Counter[tuple[str, str, str]] = Counter()  # of this rank
-        self._passed_on: set[tuple[str, str, str, int]] = set()  # alerts that this primary has sent
-        self._published = 0.0  # as of the last `deliver`
-        self._axes = Axes() if self.is_owned and self.has_our_axis else None
-        link, rank = self._link, self._link.topology.global_rank
-        self._record = record.Record(opened, rank, self._reopen, self.summary.logged.paths, self._axes)
-        self.writer: RunWriter = RunWriter(self._record, link.plan, self.step_metric, rank)
+        self.alerts: Alerts = Alerts(self._link, self._config_sync, lambda: self.run)
+        self._definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
+        link, rank, paths = self._link, self._link.topology.global_rank, self.summary.logged.paths
+        self._replaceable = replaceable_run.ReplaceableRun(opened, rank, self._reopen, paths, self._definer)
+        self.writer: RunWriter = RunWriter(self._replaceable, link.plan, self.step_metric, rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
-        self._config_sync.own.replace_run = self._record.replace
+        self._config_sync.own.replace_run = self._replaceable.replace
         self._config_sync.attach(opened, link.plan, link.unit.name)
 
     @property
     def run(self) -> AnyRun:
-        return self._record.run
+        return self._replaceable.run
 
     def rows(self, first: int) -> Rows:
         options = self._link.options
@@ -129,7 +210,7 @@ class OwnRun:
             module = sys.modules.get("wandb")
             if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
                 self._restore.append(interception.intercept(module, "teardown", end_row_first))
-            replaced = interception.intercept_methods(run, handlers, is_current=self.opening.is_current)
+            replaced = interception.intercept_methods(run, handlers, is_current=self.opener.is_current)
             self._restore += [replaced, *self.summary.follow(run), *wandb_private.adapt(run, lambda: intake.step)]
             if isinstance(run, NullRun):
                 run.show(_step=lambda: intake.step)
@@ -148,7 +229,7 @@ class OwnRun:
             return define_metric(*[name] * (name is not None), *args, **kwargs)
         given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         its_own = partial(define_metric, name, **given)
-        action = its_own if self._axes is None else partial(self._axes.define, define_metric, name, given)
+        action = its_own if self._definer is None else partial(self._definer.define, define_metric, name, given)
         is_possible, metric = wandb_private.checked_definition(run, its_own) if run and intake.rows else (False, None)
         if is_possible:
             self.summary.put_off(action)
@@ -160,19 +241,19 @@ class OwnRun:
         return metric
 
     def restore(self) -> None:
-        self._list = None  # which holds a connection to the store
+        self.alerts.close()
         while self._restore:
             self._restore.pop()()
 
     def report(self, first_row: int) -> None:
         """Publish to the other ranks that the run is open, and the position of its first row without a step."""
-        self.opening = replace(self.opening, job_store=self._link.store)
+        self.opener = replace(self.opener, job_store=self._link.store)
         url = run_metadata.url(self.run) if self.run else self._link.run_url()
         writer = self._link.unit.index
-        self.opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
+        self.opener.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
     def raise_asked_for(self) -> None:
-        error, self._record.asked_for = self._record.asked_for, None
+        error, self._replaceable.asked_for = self._replaceable.asked_for, None
         if error is not None:
             raise error
 
@@ -180,12 +261,12 @@ class OwnRun:
         """End the run; return whether data of it is lost."""
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
-                record.finish(self._attached, exit_code)
-        with record.quiet_finish(self.run, self._link.plan, self.opening.arguments):
-            problem = self._record.finish(exit_code)
+                replaceable_run.finish(self._attached, exit_code)
+        with replaceable_run.quiet_finish(self.run, self._link.plan, self.opener.arguments):
+            problem = self._replaceable.finish(exit_code)
         if problem:
             warn(f"rank {self._link.topology.global_rank}: {problem}")
-        upload_hint = record.upload_hint(self.run, self._link.plan, self._link.topology)
+        upload_hint = replaceable_run.upload_hint(self.run, self._link.plan, self._link.topology)
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
         plan, run = self._link.plan, self.run
@@ -198,12 +279,12 @@ class OwnRun:
         return bool(problem) and bool(run) and run_metadata.is_offline(run)
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
-        run = self.opening.again(run_id, config, self.step_metric)
+        run = self.opener.again(run_id, config, self.step_metric)
         wandb_private.set_starting_step(run, run_metadata.starting_step(self.run))
         self._config_sync.attach(run, self._link.plan, self._link.unit.name)
         self._intercept(run)
-        if self._axes is not None and run:
-            self._axes.redefine(run)
+        if self._definer is not None and run:
+            self._definer.redefine(run)
         registry.process_end.register()  # so that it runs before the end of wandb's new process
         return run
 
@@ -218,7 +299,7 @@ class OwnRun:
         if self.takes_all:
             return {}
         if not run:
-            return {"alert": self._alert, **{name: self._reported(name) for name in (*_SAVING, *_FETCHING)}}
+            return {"alert": self.alerts.alert, **{name: self._reported(name) for name in (*_SAVING, *_FETCHING)}}
 
         def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
             if step is None and wandb_private.is_watched(data, commit):
@@ -227,78 +308,7 @@ class OwnRun:
                 log_now(data, step, commit, **others)
 
         has_others = self._link.topology.world_size > 1 and self._link.plan.run_mode == "auto"
-        return {**({"alert": self._alert} if has_others else {}), wandb_private.LOG: take}
-
-    def deliver(self, published: float = math.inf) -> None:
-        """Send other ranks' alerts to this rank's run, if any rank has `published` since (infinity: in any case)."""
-        if published == self._published or self._link.plan.run_mode != "auto" or not self.run:
-            return
-        try:
-            found = self._shared()
-            new = [] if found is None else found.read_new()
-            if found is None or len(found.values) >= found.count():  # else the store has not answered: read again
-                self._published = published
-        except RendezvousError as error:
-            _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
-            return
-        for one in new:
-            if isinstance(one, dict) and isinstance(one.get("title"), str) and isinstance(one.get("number"), int):
-                self._send(one)
-
-    def _send(self, alert: dict[str, Any]) -> None:
-        title, text, level = (str(alert.get(name) or "") for name in ("title", "text", "level"))
-        if self._is_new((title, text, level, alert["number"])):
-            wait = alert.get("wait_duration")
-            arguments = {"level": level or None, "wait_duration": wait if isinstance(wait, (int, float)) else None}
-            try:
-                interception.original(self.run, "alert")(title, text, **arguments)
-            except Exception as error:  # noqa: BLE001  # must not affect the training
-                warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
-
-    def _is_new(self, alert: tuple[str, str, str, int]) -> bool:
-        is_new = alert not in self._passed_on
-        self._passed_on.add(alert)
-        return is_new
-
-    def _alert(
-        self, send: Callable[..., None], title: str, text: str, level: Any = None, wait_duration: Any = None
-    ) -> None:
-        # The errors of `wandb.Run.alert`, also if another rank has sent it.
-        if getattr(level, "value", level or "INFO") not in ("INFO", "WARN", "ERROR"):
-            raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
-        if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
-            raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
-        # An alert of this rank as texts, with how often this rank has given it.
-        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
-        self._alerts[key] += 1
-        if self.run:
-            if self._is_new((*key, self._alerts[key])):
-                send(title, text, level, wait_duration)
-            return
-        wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
-        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._alerts[key])
-        try:
-            shared = self._shared()
-            if shared is not None:
-                shared.append(alert)
-                self._config_sync.connection.publications += 1
-                return
-            problem: object = "this process has no store of the job, as before init_process_group and in a fork"
-        except RendezvousError as error:
-            problem = error
-        warn(
-            f"the alert {key[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the run: "
-            f"{problem}."
-        )
-
-    def _shared(self) -> SharedList | None:
-        connection = self._config_sync.connection
-        store = connection.store() if connection.is_usable else None
-        if store is None:
-            self._list = None
-        elif self._list is None:
-            self._list = SharedList(store, f"alerts/{run_key(self._link.plan)}")
-        return self._list
+        return {**({"alert": self.alerts.alert} if has_others else {}), wandb_private.LOG: take}
 
     def _reported(self, name: str) -> Callable[..., Any]:
         """Return a handler that reports a call without effect, on the first rank of the unit that makes it."""

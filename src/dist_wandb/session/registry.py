@@ -38,15 +38,13 @@ _CTRL_C = 255  # as wandb records it
 _AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
 _AT_A_TIME = 1.0  # seconds of these that the main thread waits before it continues for a moment
 _MOMENT = 0.05  # seconds for which it continues
-entered: Current[Session | None] = Current("entered", None)
+outer_session: Current[Session | None] = Current("outer_session", None)
 """The session of the enclosing decorated function."""
 is_nested_on_purpose: Current[bool] = Current("is_nested_on_purpose", default=False)
 """Whether `init` is called for a decorated function, which ends the session that it opens."""
 
-begun: set[int] = set()
-"""This process, and those of which it is a fork, once a session was opened there."""
-shutdowns: dict[Session, Shutdown] = {}
-"""How to end the sessions that have not ended, the oldest first."""
+opened_in: set[int] = set()  # this process, and those of which it is a fork, once a session was opened there
+shutdowns: dict[Session, Shutdown] = {}  # how to end the sessions that have not ended, the oldest first
 
 
 class ProcessEnd:
@@ -233,7 +231,7 @@ def _set_names_anew() -> None:
 def add(session: Session, shutdown: Shutdown) -> None:
     shutdowns[session] = shutdown
     _set_names_anew()
-    begun.add(os.getpid())
+    opened_in.add(os.getpid())
     process_end.register()
 
 
@@ -259,7 +257,7 @@ def open_sessions() -> list[Session]:
 
 def in_scope() -> list[Session]:
     """Return the sessions of this function, the oldest first: in a decorated one, that of its call and those inside."""
-    found, inside = open_sessions(), entered()
+    found, inside = open_sessions(), outer_session()
     mine = [session for session in found if inside in (session, session.opened_inside)]
     return mine if inside is not None else mine or found
 

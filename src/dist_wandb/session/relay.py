@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs.client_settings import runtime_directory
 from dist_wandb.session.remote_session import FLUSH, HANDSHAKE, LOG, Address, RemoteSession, in_forks, is_own, limit
 

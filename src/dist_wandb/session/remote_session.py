@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Notices, warn
 from dist_wandb.payloads.devices import as_tensor, known, whole
-from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_weight, third_of_log
+from dist_wandb.payloads.scalars import Weight, check_row, checked_step, commit_and_weight, copied_weight
 from dist_wandb.runs.null_run import LikeRun, NullRun
 from dist_wandb.runs.wandb_media import is_media
 from dist_wandb.settings.config_values import ConfigCopy
@@ -88,12 +88,12 @@ class RemoteSession(LikeRun):
         self,
         data: Mapping[str, Any],
         step: int | None = None,
-        *third: bool | Weight,
+        *commit_or_weight: bool | Weight,
         commit: bool | None = None,
         weight: Weight = None,
     ) -> None:
         """Log one row, as `Session.log` does; waits for tensors on a device. Rows without a step are counted there."""
-        commit, weight = third_of_log(third, commit, weight)
+        commit, weight = commit_and_weight(commit_or_weight, commit, weight)
         rank = self.topology.global_rank
         check_row(data, rank)
         if self.topology.world_size == 1 and not _notices.has("ranks"):

@@ -57,7 +57,7 @@ from typing import Any, NamedTuple, get_type_hints
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.launch import Launch
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Notices, warn
 from dist_wandb.runs import requested, run_metadata
 from dist_wandb.runs.null_run import AnyRun
@@ -136,8 +136,8 @@ class RestartStore:
         self._mine = RestartRecord(
             base_id="",
             session=session_name,
-            project=requested.value(init_arguments, "project"),
-            entity=requested.value(init_arguments, "entity"),
+            project=requested.text(init_arguments, "project"),
+            entity=requested.text(init_arguments, "entity"),
             run_mode=options.run_mode,
             rank_scope=options.rank_scope,
             world_size=topology.world_size,

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.reports import report_lost
 from dist_wandb.exchange.rows import Reductions, Rows
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Line, Notices, named_line
-from dist_wandb.payloads.scalars import Weight, third_of_log
+from dist_wandb.payloads.scalars import Weight, commit_and_weight
 from dist_wandb.runs import requested, run_metadata
 from dist_wandb.runs.interception import AsRun
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.intake import Intake, exchange_of
+from dist_wandb.session.intake import Intake, make_exchange
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.notices import announcement, print_line, unused_names
 from dist_wandb.session.own_run import OwnRun
@@ -69,17 +69,17 @@ class Session(AsRun):
     ) -> None:
         self.options: Options = link.options
         self.topology: Topology = link.topology
-        self.opened_inside: Session | None = registry.entered()
+        self.opened_inside: Session | None = registry.outer_session()
         self.opened_at: Line | None = None
-        self.is_current: bool = own.opening.is_current
+        self.is_current: bool = own.opener.is_current
         self._link, self._own, self._config_sync = link, own, config_sync
         rows = own.rows(first_row)
         self.reductions: Reductions = rows.reductions
         enclosing = [session._link for session in registry.open_sessions()]  # noqa: SLF001  # of this class
-        self._exchange = exchange_of(link, own, config_sync, rows, self._refresh, enclosing)
+        self._exchange = make_exchange(link, own, config_sync, rows, self._refresh, enclosing)
         self._notices = Notices()
         self._intake = Intake(link, own, self._exchange, self._notices, first_row)
-        self._relay = Relay(partial(self._intake.put, leads=False), self.topology, self._metadata)
+        self._relay = Relay(partial(self._intake.put, child=True), self.topology, self._metadata)
         closed = partial(self._closed, rows)
         self._shutdown: Shutdown = Shutdown(
             self._intake, link, own, config_sync, self._exchange, self._relay, restart_store, closed
@@ -100,7 +100,7 @@ class Session(AsRun):
         registry.add(self, self._shutdown)
         self._exchange.start()
         self._own.intercept(log, self._shutdown.finish_all_with_run, self._intake)
-        directory = requested.wandb_directory(self._own.opening.arguments)
+        directory = requested.wandb_directory(self._own.opener.arguments)
         watcher.begin(self.topology, self.options, lambda: self.run, directory)
 
     @property
@@ -136,7 +136,7 @@ class Session(AsRun):
         return self._own.is_owned
 
     @property
-    def brings_together(self) -> bool:
+    def reduces(self) -> bool:
         """Whether numbers are reduced over several ranks. If not, each row comes from a single rank."""
         return self._link.reduces
 
@@ -198,7 +198,7 @@ class Session(AsRun):
         self,
         data: Mapping[str, Any],
         step: int | None = None,
-        *third: bool | Weight,
+        *commit_or_weight: bool | Weight,
         commit: bool | None = None,
         weight: Weight = None,
     ) -> None:
@@ -215,7 +215,7 @@ class Session(AsRun):
                 metrics and metric collections that are not computed yet, and whatever `wandb.Run.log` accepts.
             step: Position of the row on the x axis (`global_step`). If `None`, the row belongs to the last step that
                 this rank gave or, if it has not given any, to the number of previous calls.
-            *third: In third place, a bool is `commit`, as in wandb, and anything else is `weight`.
+            *commit_or_weight: In third place, a bool is `commit`, as in wandb, and anything else is `weight`.
             commit: As in `wandb.Run.log`: `True` writes the row, `False` leaves it open for more values. Default:
                 `True` without a step; with one, the row is open until a call has another step. If several ranks log,
                 another value of a name that is in the open row, or of the user's x axis, begins a new row.
@@ -235,7 +235,7 @@ class Session(AsRun):
                 run.log({"loss": 0.4}, step=1, weight=3)  # rank 0: writes loss=0.45 and rank-0/loss=0.4
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
-        commit, weight = third_of_log(third, commit, weight)
+        commit, weight = commit_and_weight(commit_or_weight, commit, weight)
         if self._relay.is_fork:
             self._relay.remote.log(data, step, commit=commit, weight=weight)
         else:
@@ -339,13 +339,13 @@ class Session(AsRun):
             print_line(announcement(self.topology, plan, place, self.group_url, self.options.unit_ranks))
 
     @property
-    def has_met(self) -> bool:
+    def has_store(self) -> bool:
         """Whether this rank has a store through which it reaches the others; always `True` in a world of one."""
         return self._link.store is not None or self.topology.world_size == 1
 
-    def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
+    def connect_late(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
         """Publish the job's description, for a session that was opened before there was a store."""
-        self._link.meet(init_arguments, integration, number)
+        self._link.connect_late(init_arguments, integration, number)
         self.report_run()
 
     def report_run(self) -> None:

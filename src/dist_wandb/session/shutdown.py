@@ -25,11 +25,11 @@ from functools import partial
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange
 from dist_wandb.job.job_store import LONGEST_PAUSE
-from dist_wandb.job.timed_caller import briefly, poll
+from dist_wandb.job.timed_caller import call_or_default, poll
 from dist_wandb.notices import warn
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.intake import Intake, Phase
+from dist_wandb.session.intake import Intake, IntakeState
 from dist_wandb.session.job_link import JobLink, UnitEnd
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
@@ -76,7 +76,7 @@ class Shutdown:
                 self._finished.wait(patience)
             return
         try:
-            if self._intake.phase is Phase.OPEN:
+            if self._intake.state is IntakeState.OPEN:
                 if not failed:
                     self._link.report_end(is_over=False)
                 self._end(exit_code, within, failed=failed)
@@ -104,11 +104,11 @@ class Shutdown:
         self._link.report_end(is_over=False)
         plan = self._link.plan
         if self._link.store is not None and self._own.run and plan.primary and not plan.shared:
-            if not exit_code and poll(lambda: self._link.is_accompanied() or None, _LATE, LONGEST_PAUSE):
+            if not exit_code and poll(lambda: self._link.has_peers() or None, _LATE, LONGEST_PAUSE):
                 self._exchange.flush()  # also waits for what other ranks still log for the same rows
                 if others_get:
                     self._exchange.flush(others_get, together=True)
-            briefly(self._config_sync.own.publish_end, None)
+            call_or_default(self._config_sync.own.publish_end, None)
             within = max(within - (time.monotonic() - began), min(within, LEAST_TO_END))
         self.finish(exit_code, within)
 
@@ -127,9 +127,9 @@ class Shutdown:
     def refresh(self, published: float) -> None:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
         self._config_sync.in_background(published)
-        self._own.deliver(published)
-        if self._config_sync.has_run_ended and self._intake.phase is Phase.OPEN:
-            self._intake.phase = Phase.DETACHED
+        self._own.alerts.deliver(published)
+        if self._config_sync.has_run_ended and self._intake.state is IntakeState.OPEN:
+            self._intake.state = IntakeState.DETACHED
             self._exchange.detach()
             self._close(handed_over=False)
             self._link.leave(self._exchange)
@@ -162,7 +162,7 @@ class Shutdown:
             self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
         finally:
             self._own.summary.act(math.inf)
-            self._own.deliver()
+            self._own.alerts.deliver()
             self._config_sync.close()
             passed_on()
             self._close(handed_over=True)
@@ -221,4 +221,4 @@ class Shutdown:
 
     def _delete_record(self) -> None:
         if self._restart_store is not None:
-            briefly(self._restart_store.delete, None)
+            call_or_default(self._restart_store.delete, None)

@@ -1,9 +1,9 @@
 """The arguments that all integrations share, and the limits on how long a rank waits, and for how many rows.
 
 A missing argument is taken from the enclosing decorator `wandb_init`, then from the environment, then from the
-defaults. The enclosing decorator and session are context variables (`around`, `registry.entered`), so concurrent calls
-(threads or tasks) have separate sessions, and nested calls share one. Sessions of several ranks are matched by the
-order in which they are opened: concurrent calls must begin in the same order on all ranks.
+defaults. The decorator's arguments and session are context variables (`outer_arguments`, `registry.outer_session`), so
+concurrent calls (threads or tasks) have separate sessions, and nested calls share one. Sessions of several ranks are
+matched by the order in which they are opened: concurrent calls must begin in the same order on all ranks.
 """
 
 from __future__ import annotations
@@ -240,12 +240,12 @@ class Current(Generic[_T]):
 
 
 _NOTHING: Mapping[str, Any] = {}
-around: Current[Mapping[str, Any]] = Current("around", _NOTHING)  # the arguments of the enclosing `wandb_init`
+outer_arguments: Current[Mapping[str, Any]] = Current("outer_arguments", _NOTHING)  # of the enclosing `wandb_init`
 
 
 def _ambient(name: str, known: Sequence[str]) -> str | None:
     """Return an argument of the enclosing decorator, else the environment's; `None` if neither sets it."""
-    decorator: str | None = around().get(name)
+    decorator: str | None = outer_arguments().get(name)
     if decorator is not None:
         return decorator
     variable = f"DIST_WANDB_{name.upper()}"

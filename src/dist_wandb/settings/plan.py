@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from dist_wandb.errors import ConfigurationError, TopologyError, suggest
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 RunMode = Literal["auto", "shared", "new"]
 RankScope = Literal["global", "worker"]
@@ -282,7 +282,7 @@ def too_large(
     )
 
 
-def beside_trial(topology: Topology, plan: RunPlan) -> str | None:
+def runs_outside_sweep(topology: Topology, plan: RunPlan) -> str | None:
     """Return which runs of a job, started by a sweep's agent, do not belong to the sweep; `None` if all do.
 
     Topology and plan are those of the job's primary.

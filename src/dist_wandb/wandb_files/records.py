@@ -23,15 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dist_wandb.errors import ReadError, in_words
-from dist_wandb.wandb_files.record_file import (
-    BYTES,
-    ENVELOPE,
-    VARINT,
-    MalformedError,
-    RecordFile,
-    fields,
-    varint,
-)
+from dist_wandb.wandb_files.record_file import BYTES, ENVELOPE, VARINT, MalformedError, RecordFile, fields, varint
 from dist_wandb.wandb_files.small_files import Directory, is_deeper, open_ordinary
 
 UNUSED = frozenset({"summary", "stats", "output_raw"})  # by most callers; most records of a file are of these kinds

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ReadError, visible
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, unit_run_id
 from dist_wandb.wandb_files.small_files import Directory, open_ordinary, parse_json, read_small, write_small
 

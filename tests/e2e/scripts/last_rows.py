@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import dist_wandb
 from dist_wandb.runs.writer import RunWriter
-from dist_wandb.session.opener import Opener
+from dist_wandb.session.opener import SessionOpener
 
 ROWS = 400
 SLOW = 0.01  # seconds that W&B takes for a row
@@ -43,14 +43,14 @@ def slow_down() -> None:
 
 def open_slowly() -> None:
     """Let the run be opened later than others wait for a rank that fails."""
-    open_run = Opener.open
+    open_run = SessionOpener.assemble
 
     def slow(*arguments: object, **named: object) -> object:
         dist.barrier()
         time.sleep(2.5)
         return open_run(*arguments, **named)  # type: ignore[arg-type]
 
-    Opener.open = slow  # type: ignore[assignment]
+    SessionOpener.assemble = slow  # type: ignore[assignment]
 
 
 def end_soon(run: dist_wandb.Session, rank: int) -> None:

@@ -22,7 +22,7 @@ from stored import EACH_ONCE, PATIENT
 import dist_wandb
 from dist_wandb.cli import main as dist_wandb_command
 from dist_wandb.errors import RendezvousError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 Report = dict[str, Any]
 LONGEST = 120.0  # seconds

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from accelerate_state import QUICK, fresh_state
 
 from dist_wandb.accelerate.start import INTEGRATION
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session

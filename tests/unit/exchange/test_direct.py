@@ -18,7 +18,7 @@ from dist_wandb.exchange.interface import Hooks
 from dist_wandb.exchange.membership.generations import Generation, GenerationStore, keys_of
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import writer
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter

@@ -19,7 +19,7 @@ from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.framing import encode, framed
 from dist_wandb.payloads.metrics import Snapshot, take_snapshot
 from dist_wandb.runs.null_run import NullRun

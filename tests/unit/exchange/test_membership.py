@@ -25,7 +25,7 @@ from dist_wandb.exchange.membership.forming import Moved, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
 from dist_wandb.exchange.transport import BrokenError, GroupLayout
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings.options import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.plan import Unit
 

@@ -19,7 +19,7 @@ from dist_wandb.exchange.reports import Context, Reports, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.options import DEFAULT_LIMITS

@@ -23,7 +23,7 @@ from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun

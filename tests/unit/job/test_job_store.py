@@ -18,7 +18,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.job import job_identity
 from dist_wandb.job.job_identity import agree_on_base_id, learn_layout
 from dist_wandb.job.job_store import JobStore, RankValues, SharedList
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 

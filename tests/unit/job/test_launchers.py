@@ -13,7 +13,7 @@ from stored import COMBINATIONS, vector_of
 
 import dist_wandb
 from dist_wandb.job.launch import detected_launchers, job_name
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings.plan import RankScope, RunMode, plan_run
 
 Environ = Mapping[str, str]

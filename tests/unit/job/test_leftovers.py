@@ -11,7 +11,7 @@ from new_process import begin_new_process
 
 from dist_wandb.job import leftovers
 from dist_wandb.job.job_store import JobStore, RankValues, SharedList
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 Sessions = Callable[[int, int], JobStore]
 
@@ -42,7 +42,7 @@ class Rank:
         self._monkeypatch.setattr(leftovers, "_leftovers", self._leftovers)
         for number in numbers:
             job_store = self._session(self._rank, number)
-            leftovers.clear_away(job_store, 2)
+            leftovers.delete_stale_keys(job_store, 2)
             RankValues(job_store, "node").publish("host")
             SharedList(job_store.below("unit/"), "here").append(self._rank)
             job_store.below("config_sync").claim("given", 1)
@@ -88,7 +88,7 @@ def test_a_session_is_not_cleared_while_its_thread_runs(session: Sessions) -> No
     ended.publish("word", 1)
     leftovers.leave(ended, lambda: False)
     for number in (2, 3, 4):
-        leftovers.clear_away(session(0, number), 1)
+        leftovers.delete_stale_keys(session(0, number), 1)
     assert ended.try_get("word") == 1
 
 
@@ -97,7 +97,7 @@ def test_keys_in_another_store_are_not_cleared(session: Sessions) -> None:
     elsewhere.publish("word", 1)
     leftovers.leave(elsewhere, lambda: True)
     for number in (2, 3):
-        leftovers.clear_away(session(0, number), 1)
+        leftovers.delete_stale_keys(session(0, number), 1)
     assert elsewhere.try_get("word") == 1
     assert session(0, 1).try_get("left") is None
 

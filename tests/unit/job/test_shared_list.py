@@ -10,8 +10,8 @@ import torch.distributed as dist
 from counting import CountedStore, Counts
 
 from dist_wandb.job.job_store import JobStore, SharedList
-from dist_wandb.job.model import Topology
 from dist_wandb.job.timed_caller import UnansweredError
+from dist_wandb.job.topology import Topology
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

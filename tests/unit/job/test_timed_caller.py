@@ -18,7 +18,7 @@ from dist_wandb.job.timed_caller import (
     Interval,
     TimedCaller,
     UnansweredError,
-    briefly,
+    call_or_default,
     first_pause,
     next_pause,
     settle,
@@ -129,13 +129,13 @@ def test_a_poll_is_repeated_in_the_background_until_it_is_answered(over: threadi
 @pytest.mark.parametrize(("limit", "is_same"), [(SOON, True), (SOON / 4, False)])
 def test_a_call_within_a_brief_one_needs_no_thread_unless_its_limit_is_shorter(limit: float, is_same: bool) -> None:
     inner = TimedCaller(limit)
-    threads = briefly(lambda: (threading.get_ident(), inner.call(threading.get_ident)), None, SOON / 2)
+    threads = call_or_default(lambda: (threading.get_ident(), inner.call(threading.get_ident)), None, SOON / 2)
     assert threads is not None
     assert (threads[0] == threads[1]) is is_same
 
 
 def test_briefly_logs_errors_and_returns_the_default(caplog: pytest.LogCaptureFixture) -> None:
-    assert briefly(lambda: 1 // 0, 7) == 7
+    assert call_or_default(lambda: 1 // 0, 7) == 7
     assert "the job's store could not be used" in caplog.text
 
 

@@ -12,7 +12,7 @@ from launchers import variables
 
 from dist_wandb.errors import TopologyError
 from dist_wandb.job.launch import Launch, detected_launchers, job_name, node_identity
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 Environ = dict[str, str]
 Fields = tuple[int | None, ...]

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_trainers import as_rank
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.launching import LaunchState
 from dist_wandb.session import inherited_rank, registry

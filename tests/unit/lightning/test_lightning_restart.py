@@ -19,7 +19,7 @@ from lightning_trainers import quiet_trainer
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ReadError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.session.restart import DIRECTORY, RestartStore
 from dist_wandb.settings.options import Options

@@ -27,7 +27,7 @@ from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest vers
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.settings.options import OPTION_NAMES, Limits
 from dist_wandb.settings.reduction import DEGRADED

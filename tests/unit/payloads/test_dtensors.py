@@ -11,7 +11,7 @@ import torch
 from fakes import FakeWandb, Job, OnRanks
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.devices import whole
 from dist_wandb.payloads.scalars import copied_row, copied_weight
 

@@ -31,7 +31,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments import Contributions, FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport import members_of
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.payloads import cells, gathers
 from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed

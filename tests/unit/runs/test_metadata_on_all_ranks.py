@@ -14,7 +14,7 @@ from config_jobs import begin_to_open
 from fakes import FakeWandb, Job
 from units import eventually
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.lightning.session_holder import GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun

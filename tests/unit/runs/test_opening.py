@@ -13,7 +13,7 @@ from limits import Limit
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, UnavailableError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import opening
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener

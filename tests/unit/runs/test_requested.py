@@ -18,10 +18,10 @@ from dist_wandb.settings.plan import plan_run
 
 REQUESTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
     (requested.run_id, "id", "run_id", "WANDB_RUN_ID"),
-    (partial(requested.value, name="project"), "project", "project", "WANDB_PROJECT"),
-    (partial(requested.value, name="entity"), "entity", "entity", "WANDB_ENTITY"),
-    (partial(requested.value, name="group"), "group", "run_group", "WANDB_RUN_GROUP"),
-    (partial(requested.value, name="name"), "name", "run_name", "WANDB_NAME"),
+    (partial(requested.text, name="project"), "project", "project", "WANDB_PROJECT"),
+    (partial(requested.text, name="entity"), "entity", "entity", "WANDB_ENTITY"),
+    (partial(requested.text, name="group"), "group", "run_group", "WANDB_RUN_GROUP"),
+    (partial(requested.text, name="name"), "name", "run_name", "WANDB_NAME"),
 ]
 BAD_ADDRESS = "http://user:hunter2@127.0.0.1:1/a b"
 OF_USER = pytest.param("settings", marks=pytest.mark.newest, id="user")  # wandb 0.19 does not find it there

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import wandb
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.cells import Picture
 from dist_wandb.payloads.gathers import MergedImages
 from dist_wandb.runs.writer import RunWriter

@@ -10,7 +10,7 @@ import wandb
 from opened_runs import FIRST, SECOND, SINGLE, opened_by
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import sweeps
 from dist_wandb.settings.plan import plan_run
 
@@ -35,8 +35,8 @@ def test_without_an_agent_the_scripts_arguments_apply(monkeypatch: pytest.Monkey
         if sweep is not None:
             monkeypatch.setenv("WANDB_SWEEP_ID", sweep)
         assert (sweeps.is_trial(), sweeps.trial_id()) == (False, None)
-        assert sweeps.of_trial(given) is given
-        assert sweeps.not_kept(given) is None
+        assert sweeps.trial_arguments(given) is given
+        assert sweeps.unused_arguments(given) is None
 
 
 @pytest.mark.usefixtures("agent")
@@ -44,15 +44,15 @@ def test_in_a_trial_the_agents_id_project_and_entity_apply() -> None:
     given = {"id": "mine", "project": "elsewhere", "entity": "team", "name": "night"}
     used = {"id": "t7", "project": "digits", "entity": "team", "name": "night"}
     assert (sweeps.is_trial(), sweeps.trial_id()) == (True, "t7")
-    assert sweeps.of_trial(given) == used
-    assert sweeps.not_kept(used) is None
-    assert sweeps.not_kept({}) is None
-    assert sweeps.not_kept(given) == (
+    assert sweeps.trial_arguments(given) == used
+    assert sweeps.unused_arguments(used) is None
+    assert sweeps.unused_arguments({}) is None
+    assert sweeps.unused_arguments(given) == (
         "An agent of the sweep 's1' has started this job, and the agent determines the run: id='mine', "
         "project='elsewhere' are not used, but WANDB_RUN_ID=t7, WANDB_PROJECT=digits."
     )
     of_settings = {"settings": wandb.Settings(run_id="mine")}
-    assert "id='mine' is not used, but WANDB_RUN_ID=t7." in str(sweeps.not_kept(of_settings))
+    assert "id='mine' is not used, but WANDB_RUN_ID=t7." in str(sweeps.unused_arguments(of_settings))
 
 
 def test_without_the_agents_project_the_scripts_has_no_effect_either(
@@ -62,15 +62,15 @@ def test_without_the_agents_project_the_scripts_has_no_effect_either(
     for name in ("WANDB_PROJECT", "WANDB_ENTITY", "WANDB_RUN_ID"):
         monkeypatch.delenv(name)
     given = {"id": "mine", "project": "elsewhere"}
-    assert sweeps.of_trial(given) == {"id": "mine"}  # W&B ignores the project, too; all ranks need the id
-    assert str(sweeps.not_kept(given)).endswith("project='elsewhere' is not used.")
+    assert sweeps.trial_arguments(given) == {"id": "mine"}  # W&B ignores the project, too; all ranks need the id
+    assert str(sweeps.unused_arguments(given)).endswith("project='elsewhere' is not used.")
 
 
 @pytest.mark.usefixtures("agent")
 def test_an_invalid_id_from_the_agent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "a/b")
     with pytest.raises(ConfigurationError, match="WANDB_RUN_ID='a/b' has '/'"):
-        sweeps.of_trial({})
+        sweeps.trial_arguments({})
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_wandb_opens_the_run_that_was_planned(
     monkeypatch.delenv("WANDB_SILENT")
     if agents_id is None:
         monkeypatch.delenv("WANDB_RUN_ID")
-    arguments = sweeps.of_trial({"id": "mine", "project": "elsewhere", "config": {"lr": 7.0, "width": 3}})
+    arguments = sweeps.trial_arguments({"id": "mine", "project": "elsewhere", "config": {"lr": 7.0, "width": 3}})
     plan = plan_run(topology, mode, "global", arguments["id"], in_sweep=sweeps.is_trial())
     run: Any = opened_by(plan, topology, arguments)
     try:

@@ -17,7 +17,7 @@ from fakes import FakeWandb
 from opened_runs import FIRST, SECOND, SINGLE, opened, opened_by
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import requested
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
@@ -231,8 +231,8 @@ def test_settings_for_several_writers_that_wandb_was_set_up_with_are_checked() -
     wandb.setup(wandb.Settings(mode="shared", x_label="mine"))
     with pytest.raises(ConfigurationError, match=r"^mode='shared' \(wandb.setup\) is W&B's switch for one writer"):
         open_session(Options(), {}, integration="test", topology=SECOND)
-    assert requested.check_writers({"mode": "offline"}, "auto", 2) is None
-    assert requested.check_writers({}, "shared", 2) == "x_label='mine' (wandb.setup)"
+    assert requested.replaced_label({"mode": "offline"}, "auto", 2) is None
+    assert requested.replaced_label({}, "shared", 2) == "x_label='mine' (wandb.setup)"
 
 
 def test_a_sidecar_records_what_the_run_file_lacks(fake_wandb: FakeWandb) -> None:

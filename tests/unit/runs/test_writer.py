@@ -11,7 +11,7 @@ from fakes import FakeWandb
 from limits import Limit
 from opened_runs import FIRST, SECOND, opened
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import writer
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run

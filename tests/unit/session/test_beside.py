@@ -12,7 +12,7 @@ import wandb
 from fakes import FakeWandb, Job, OnRanks
 
 import dist_wandb
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.session import opener, registry

@@ -23,7 +23,7 @@ from wandb.sdk.wandb_alerts import AlertLevel
 import dist_wandb
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import SharedList
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import own_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options

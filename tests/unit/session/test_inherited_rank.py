@@ -17,7 +17,7 @@ from strangers import give_away
 
 import dist_wandb
 from dist_wandb.job import launch
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.opener import identify
 

@@ -27,7 +27,7 @@ from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import api
 from dist_wandb.session.api import get_run
 from dist_wandb.session.job_description import next_job
@@ -314,7 +314,7 @@ def test_a_session_opened_before_the_store_exists_publishes_its_job_and_run_late
     arguments = {"project": "digits", "id": "exp"}
     with mock.patch.object(meeting, "store_of", return_value=None):
         first = open_rank(0, run_mode=mode, wandb_init=arguments)
-    first.meet(arguments, "test", 1)
+    first.connect_late(arguments, "test", 1)
     described = next_job(["test"], TWO[1], 1.0)
     assert described is not None
     assert described.job["arguments"]["project"] == "digits"

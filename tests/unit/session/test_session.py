@@ -17,7 +17,7 @@ from fakes import FakeWandb, Job, OnRanks
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError, TopologyError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
@@ -164,7 +164,7 @@ def test_dir_of_a_session_lists_public_names_and_those_of_its_run(
     for session in sessions:
         names = set(dir(session))
         assert {"log", "flush", "finish", "timed", "url", "plan", "topology", "config", "summary"} <= names
-        assert not {"after_fork", "relay", "shutdown", "unchanged_config", "release", "meet"} & names
+        assert not {"after_fork", "relay", "shutdown", "unchanged_config", "release", "connect_late"} & names
         assert not [name for name in names if name.startswith("_")]
     assert {name for name in dir(fake_wandb.runs[0]) if not name.startswith("_")} <= set(dir(sessions[0]))
     assert "watch" in dir(sessions[1])

@@ -18,7 +18,7 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import Contribution, Posting
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session.notices import announcement
 from dist_wandb.settings.plan import plan_run
 

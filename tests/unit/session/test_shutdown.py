@@ -13,7 +13,7 @@ from limits import Limit
 from units import eventually
 
 from dist_wandb.exchange import interface
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.session import Session
 from dist_wandb.wandb_files.debug_log import log_of

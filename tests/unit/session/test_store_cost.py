@@ -10,7 +10,7 @@ import pytest
 from fakes import Meeting
 from simulation import Store, World, simulated
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import opener
 from dist_wandb.settings.options import Limits, Options
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes import FakeWandb, Job, OnRanks
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.session import Session
 

@@ -20,7 +20,7 @@ from units import eventually, live_exchanges
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
@@ -253,7 +253,7 @@ def test_every_rank_writes_its_own_numbers_without_reduction(
 ) -> None:
     sessions = job(TWO, **options)
     for rank, session in enumerate(sessions):
-        assert not session.brings_together
+        assert not session.reduces
         session.log({"loss": float(rank)}, step=0)
     assert all_flushed(sessions)
     rows = [row for run in fake_wandb.runs for row in run.rows]

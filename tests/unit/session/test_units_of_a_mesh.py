@@ -6,7 +6,7 @@ import pytest
 from fakes import FakeWandb, Job
 
 from dist_wandb.errors import ConfigurationError, DistWandbError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.gathers import gathered_table
 from dist_wandb.session.session import Session
 
@@ -27,7 +27,7 @@ def test_the_mean_is_that_of_the_unit_and_other_ranks_open_no_run(job: Job, fake
     assert run.rows == [{"loss": 2.5, **spread, "global_step": 1}]
     assert [bool(session.run) for session in sessions] == [True, False, False, False]
     assert {session.id for session in sessions} == {run.id}
-    assert [session.brings_together for session in sessions] == [True, False, True, False]
+    assert [session.reduces for session in sessions] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(("run_mode", "ids"), [("shared", {"exp"}), ("new", {"exp-rank-1", "exp-rank-3"})])

@@ -14,7 +14,7 @@ import pytest
 from fakes import FakeWandb, Job
 
 import dist_wandb
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings.config_values import given_values
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.job.units import ranks_along
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RUN_MODES, RunPlan, needs_layout, plan_run, too_large, unit_of

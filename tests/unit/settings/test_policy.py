@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import ConfigurationError, TopologyError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings.plan import (
     RANK_SCOPES,
     RUN_MODES,

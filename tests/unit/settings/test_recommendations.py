@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from limits import Limit
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.settings import plan
 from dist_wandb.settings.plan import plan_run, too_large
 

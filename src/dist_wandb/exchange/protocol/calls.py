@@ -34,8 +34,7 @@ _MOST_SHAPES = 4096  # tuples of names that are kept, so that equal ones are one
 MOST_VALUES = 8192  # values that a rank offers in a round; the last call may exceed it
 _as_text = json.JSONEncoder(separators=(",", ":")).encode
 
-Names = tuple[str, ...]
-"""The series of a call, in its order."""
+Names = tuple[str, ...]  # the series of a call, in its order
 
 
 class Series(NamedTuple):

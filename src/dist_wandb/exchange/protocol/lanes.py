@@ -19,8 +19,7 @@ NOTHING = -math.inf  # the maximum of no numbers
 MOST_RANKS = 2**17  # three such counts are exact in one float64
 _INTEGER, _NAN = float(MOST_RANKS), float(MOST_RANKS) ** 2
 
-Lanes = tuple[list[float], list[float]]
-"""Sums and maxima of some names, as above."""
+Lanes = tuple[list[float], list[float]]  # sums and maxima of some names, as above
 
 
 class Number(NamedTuple):

@@ -22,9 +22,9 @@ from typing import Any, TypedDict, TypeVar, get_origin, get_type_hints
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import JobStore, RankValues, not_of_a_rank
-from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Line, users_line, warn
 from dist_wandb.settings.config_values import DEEPEST, LEVEL, decoded, encoded, given_values, is_secret, redacted, shown
 from dist_wandb.settings.options import Limits, Options

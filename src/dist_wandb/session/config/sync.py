@@ -44,8 +44,8 @@ from dataclasses import replace
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.job.model import Topology
-from dist_wandb.job.timed_caller import briefly, interval
+from dist_wandb.job.timed_caller import call_or_default, interval
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import AnyRun, NullRun
@@ -228,7 +228,7 @@ class ConfigSync:
         """Refresh at once, but do not wait long for a store whose host has stalled."""
         if self.connection.is_usable:
             self.own.is_due = True  # values may have changed inside
-            briefly(lambda: self.refresh(at_once=True), None, _CATCH_UP)
+            call_or_default(lambda: self.refresh(at_once=True), None, _CATCH_UP)
 
     def known(self) -> dict[str, Any]:
         return (self.local or self.own).known()

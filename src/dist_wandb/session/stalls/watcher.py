@@ -38,9 +38,9 @@ from typing import Any, Literal
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.launch import node_identity
-from dist_wandb.job.model import Topology
 from dist_wandb.job.ranges import named
-from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, briefly
+from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, call_or_default
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import warn
 from dist_wandb.session.stalls import evidence
 from dist_wandb.session.stalls.verdict import MOVING, Answer, Calls, StalledRank, judge, located
@@ -310,7 +310,7 @@ class Watcher(threading.Thread):
 
     def _write(self, message: str, stacks: dict[str, list[int]]) -> str:
         run, texts = self._run(), [f"{named(ranks)}:\n{text}\n" for text, ranks in stacks.items()]
-        own = Path(briefly(lambda: str(run.dir), ""))  # perhaps of another rank
+        own = Path(call_or_default(lambda: str(run.dir), ""))  # perhaps of another rank
         is_own = run or (own.is_dir() and is_in_run_directory(own))
         for folder in [own, self._directory] if is_own else [self._directory]:
             with suppress(Exception):  # the message matters more

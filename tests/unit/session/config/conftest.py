@@ -13,7 +13,7 @@ import torch.distributed as dist
 from config_jobs import LIMITS, Job, Open
 from fakes import OnRanks
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options

@@ -20,7 +20,7 @@ from fakes import FakeWandb, Meeting, OnRanks
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.job.job_store import JobStore, RankValues
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session.session import Session
 
 

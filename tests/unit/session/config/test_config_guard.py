@@ -13,7 +13,7 @@ import wandb
 from config_jobs import LOOP, TWO, Job, Nameless, Open, alike, reads
 from fakes import FakeWandb
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -24,7 +24,7 @@ from processes import wait_until
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session.config import own_config, sync
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import encoded, given_values, publishable

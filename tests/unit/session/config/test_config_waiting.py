@@ -18,7 +18,7 @@ from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, connect
 from fakes import Meeting, OnRanks
 from units import eventually
 
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import job_link, registry
 
 

@@ -33,7 +33,7 @@ from torchmetrics import MeanMetric
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session import relay, remote_session
 from dist_wandb.session.relay import Relay
 from dist_wandb.session.remote_session import Address, RemoteSession

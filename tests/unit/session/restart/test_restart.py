@@ -14,7 +14,7 @@ from fakes import FakeWandb
 from restarts import AGENT, RECORDS, SLURM, Start, attempt, given, ids, kill, record_files
 
 from dist_wandb.job.launch import Launch
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs import requested
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Limits, Options

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from counting import CountedStore, Counts
 
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.session.stalls.verdict import Answer, Calls, Kind, StalledRank
 from dist_wandb.session.stalls.watcher import Questions
 

@@ -19,7 +19,7 @@ from processes import wait_until
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.stalls import watcher
 from dist_wandb.session.stalls.verdict import Stall

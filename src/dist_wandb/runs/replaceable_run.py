@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dist_wandb.errors import DistWandbError
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.notices import warn
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import wandb_private
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
-from dist_wandb.runs.writer import Axes
+from dist_wandb.runs.writer import MetricDefiner
 from dist_wandb.settings.plan import RunPlan
 
 _UNSAFE = 4.0  # seconds until a row is certainly on disk; wandb's process flushes every second
@@ -43,14 +43,14 @@ _Call: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"  # of `log`: a row, a
 
 
 @dataclass(eq=False, repr=False)
-class Record:
+class ReplaceableRun:
     """Logs rows into a run or, if that is lost, into the one on disk that `reopen` opens with its id and config."""
 
     run: AnyRun
     _rank: int
     _reopen: Callable[[str, Mapping[str, Any]], AnyRun]
     _paths: Paths = field(default_factory=dict)  # of the names that are nested in the run
-    _axes: Axes | None = None  # `None`: the session defines no x axis for all names
+    _definer: MetricDefiner | None = None  # `None`: the session defines no x axis for all names
 
     def __post_init__(self) -> None:
         # Rows, each with its calls of `log` and the time of the last one (`time.monotonic`).
@@ -70,11 +70,11 @@ class Record:
         Raises an error of wandb about this row: a value that it cannot write, or no space for a file of the row. The
         run is intact then, and the row is not written.
         """
-        if self._axes is not None:
-            row |= self._axes.missing(row)
+        if self._definer is not None:
+            row |= self._definer.missing(row)
         run, call, now = self.run, (row, kwargs), time.monotonic()
         try:
-            for name, given in self._axes.due(row) if self._axes is not None else ():
+            for name, given in self._definer.due(row) if self._definer is not None else ():
                 original(run, "define_metric")(name, **given)
             self._log(run, call)
         except Exception as error:
