@@ -27,7 +27,7 @@ from wandb.sdk import data_types
 from dist_wandb.exchange.transport import BrokenError
 from dist_wandb.exchange.transport.gloo import FORMING_MORE, GlooGroup
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.model import Topology
+from dist_wandb.job.topology import Topology
 from dist_wandb.payloads import cells
 from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.run_metadata import can_hold
