@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -63,11 +64,12 @@ class JobStore:
         Keys are of this attempt of the launcher, or of all attempts (`lasting`). Raises RendezvousError if torchrun's
         store does not answer. So do all other methods if the store does not; see `StoreConnection.call`.
         """
-        import torch.distributed as dist
-
         launch, store = Launch.detect(), None
-        if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
-            store = dist.group.WORLD.get_group_store()
+        if "torch.distributed" in sys.modules:  # else there is no group, and the import would take seconds
+            import torch.distributed as dist
+
+            if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
+                store = dist.group.WORLD.get_group_store()
             while isinstance(store, dist.PrefixStore):  # unwrap to torchrun's store, which ranks without a group use
                 store = store.underlying_store
         store = store or _store_of_agent(launch, topology, timeout)
