@@ -187,9 +187,10 @@ class ProcessEnd:
         if self._is_due:
             self._function(SIGTERM, True)
         elif isinstance(failure, BaseException) and failure is not self._failure_before:
-            self._function(exit_code_of(failure) or 0, not isinstance(failure, SystemExit))
+            code = exit_code_of(failure) or 0  # 1 in a child of torch.multiprocessing, which exits after an exception
+            self._function(code, code == FAILED or not isinstance(failure, SystemExit))
         else:
-            self._function(self._code_of_child or self._code_of_exit() or 0, False)
+            self._function(self._code_of_child or self._code_of_exit() or 0, self._code_of_child == FAILED)
         self.restore_sigterm()
         if self._is_due:
             _die_of(signal.SIGTERM)
