@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -89,6 +90,17 @@ def test_an_uncaught_exception_determines_the_exit_code(codes: Codes, monkeypatc
     monkeypatch.setattr(sys, "last_value", KeyboardInterrupt())
     _AT_EXIT[0]()
     assert codes == [(3, False), (255, True)]
+
+
+def test_what_a_cell_of_a_notebook_has_raised_does_not_end_the_run(
+    codes: Codes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel goes on, also after it has interrupted a cell. With wandb, the run gets exit code 0, too."""
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    ProcessEnd(codes.note, lambda: None).register()
+    monkeypatch.setitem(vars(sys), "last_value", KeyboardInterrupt())
+    _AT_EXIT[0]()
+    assert codes == [(0, False)]
 
 
 @pytest.mark.usefixtures("codes")
