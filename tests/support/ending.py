@@ -9,10 +9,10 @@ from dist_wandb.session.registry import ProcessEnd
 
 
 def child(error: BaseException, file: Path) -> None:
-    """End with an error; write the exit code that a run would get, and whether wandb's hook came before."""
+    """End with an error; write exit code and failure of its run, and whether wandb's hook came before."""
 
-    def end(code: int, _: bool) -> None:
-        file.write_text(f"{code} {file.exists()}")
+    def end(code: int, failed: bool) -> None:
+        file.write_text(f"{code} {failed} {file.exists()}")
 
     atexit.register(file.touch)
     ProcessEnd(end, lambda: None).register()

@@ -56,6 +56,11 @@ def test_a_session_does_not_load_the_reader_of_record_files() -> None:
     )
 
 
+def test_neither_init_nor_a_second_init_loads_torch() -> None:
+    code = "import sys, dist_wandb as wb; [wb.init(mode='disabled') for _ in 'ab']; print('torch' in sys.modules)"
+    assert run_python(code) == "False"
+
+
 def test_a_notebook_has_the_magics_of_wandb_from_the_import_on(tmp_path: Path) -> None:
     """The import of wandb adds them, so that a cell may begin with ``%%wandb`` and call `init` inside."""
     (tmp_path / "IPython.py").write_text("get_ipython = object")

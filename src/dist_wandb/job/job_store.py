@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -64,10 +65,9 @@ class JobStore:
         Other stores are of one start; its attempt may differ between nodes. Raises RendezvousError if torchrun's store
         does not answer. So do all other methods if the store does not; see `StoreConnection.call`.
         """
-        import torch.distributed as dist
-
         launch, store = Launch.detect(), None
-        if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
+        dist: Any = sys.modules.get("torch.distributed")  # not imported: there is no group, and it would take seconds
+        if dist is not None and dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
             group = dist.group.WORLD
             if hasattr(group, "get_group_store"):
                 store = group.get_group_store()

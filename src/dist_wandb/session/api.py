@@ -7,7 +7,6 @@ only by its function or by ``reinit="finish_previous"``.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,14 @@ from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.job_description import NextJob, next_job, take
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import in_scope, is_nested_on_purpose, open_sessions, opened_in, outer_session
+from dist_wandb.session.registry import (
+    in_scope,
+    is_in_ipython,
+    is_nested_on_purpose,
+    open_sessions,
+    opened_in,
+    outer_session,
+)
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
 from dist_wandb.settings.options import (
@@ -198,9 +204,7 @@ def while_open(arguments: Mapping[str, Any], caller: str = "init") -> Session | 
         return None
     if reinit == "default" and is_nested_on_purpose():
         return None
-    # In a notebook, whose cells are run again and again. Without the module, there is none.
-    is_notebook = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)() is not None
-    if reinit == "finish_previous" or (reinit == "default" and is_notebook):
+    if reinit == "finish_previous" or (reinit == "default" and is_in_ipython()):
         function = outer_session() if reinit == "default" else None
         for earlier in open_now:
             if not is_disabled and function in (None, earlier.opened_inside):

@@ -180,17 +180,23 @@ class ProcessEnd:
             _die_of(signal.SIGTERM)
             return
         in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which calls this inside a `finally`
-        # what has ended the main thread, or an interactive shell has shown
-        failure = in_flight or getattr(sys, "last_value", None)
+        # what has ended the main thread, or Python's shell has shown; IPython goes on after it, and so does its run
+        failure = in_flight or (None if is_in_ipython() else getattr(sys, "last_value", None))
         if self._is_due:
             self._function(SIGTERM, True)
         elif isinstance(failure, BaseException) and failure is not self._failure_before:
-            self._function(exit_code_of(failure) or 0, not isinstance(failure, SystemExit))
+            code = exit_code_of(failure) or 0  # 1 in a child of torch.multiprocessing, which exits after an exception
+            self._function(code, code == FAILED or not isinstance(failure, SystemExit))
         else:
-            self._function(self._code_of_child or self._code_of_exit() or 0, False)
+            self._function(self._code_of_child or self._code_of_exit() or 0, self._code_of_child == FAILED)
         self.restore_sigterm()
         if self._is_due:
             _die_of(signal.SIGTERM)
+
+
+def is_in_ipython() -> bool:
+    """Return whether this is IPython or a notebook, whose cells are run again and again."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)() is not None
 
 
 def exit_code_of(error: BaseException | None) -> int | None:

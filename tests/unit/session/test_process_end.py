@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -91,6 +92,17 @@ def test_an_uncaught_exception_determines_the_exit_code(codes: Codes, monkeypatc
     assert codes == [(3, False), (255, True)]
 
 
+def test_what_a_cell_of_a_notebook_has_raised_does_not_end_the_run(
+    codes: Codes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel goes on, also after it has interrupted a cell. With wandb, the run gets exit code 0, too."""
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    ProcessEnd(codes.note, lambda: None).register()
+    monkeypatch.setitem(vars(sys), "last_value", KeyboardInterrupt())
+    _AT_EXIT[0]()
+    assert codes == [(0, False)]
+
+
 @pytest.mark.usefixtures("codes")
 def test_what_the_script_has_registered_between_two_runs_is_called_before_the_second_one_ends(
     fake_wandb: FakeWandb,
@@ -107,18 +119,19 @@ def test_what_the_script_has_registered_between_two_runs_is_called_before_the_se
 @pytest.mark.parametrize(
     ("method", "error"),
     [
-        *(("fork", error) for error in (RuntimeError(), SystemExit(3), SystemExit(0))),
+        *(("fork", error) for error in (RuntimeError(), SystemExit(1), SystemExit(3), SystemExit(0))),
         ("forkserver", SystemExit(3)),
         ("spawn", SystemExit(3)),
     ],
-    ids=["fork, raises", "fork, 3", "fork, 0", "forkserver", "spawn"],
+    ids=["fork, raises", "fork, 1", "fork, 3", "fork, 0", "forkserver", "spawn"],
 )
 def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, method: str, error: Exception) -> None:
     context: Any = multiprocessing.get_context(method)
     process = context.Process(target=child, args=(error, tmp_path / "code"))
     process.start()
     process.join(60)
-    assert (tmp_path / "code").read_text() == f"{process.exitcode} False"
+    failed = process.exitcode == 1  # also by `sys.exit`, as torch ends its children after an exception
+    assert (tmp_path / "code").read_text() == f"{process.exitcode} {failed} False"
     assert process.exitcode == exit_code_of(error)
 
 
