@@ -94,7 +94,7 @@ class Job:
             topology=topology,
             number=1,
             create_new=False,
-            restarts=False,
+            may_restart=False,
             led_by_trainer=True,
         )
         self._reached("opened")

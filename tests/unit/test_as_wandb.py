@@ -111,7 +111,7 @@ def test_no_other_name_hides_one_of_wandbs() -> None:
 
 def test_listed_names_are_declared_for_type_checkers() -> None:
     tree = ast.parse(Path(dist_wandb.__file__).read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     imported = {
         alias.asname or alias.name
         for node in ast.walk(block)

@@ -134,7 +134,7 @@ def test_a_call_within_a_brief_one_needs_no_thread_unless_its_limit_is_shorter(l
     assert (threads[0] == threads[1]) is is_same
 
 
-def test_briefly_logs_errors_and_returns_the_default(caplog: pytest.LogCaptureFixture) -> None:
+def test_call_or_default_logs_errors_and_returns_the_default(caplog: pytest.LogCaptureFixture) -> None:
     assert call_or_default(lambda: 1 // 0, 7) == 7
     assert "the job's store could not be used" in caplog.text
 
