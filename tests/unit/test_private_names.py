@@ -26,8 +26,6 @@ from wandb.sdk import data_types
 
 from dist_wandb.exchange.transport import BrokenError
 from dist_wandb.exchange.transport.gloo import FORMING_MORE, GlooGroup
-from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.topology import Topology
 from dist_wandb.payloads import cells
 from dist_wandb.runs.interception import intercept
 from dist_wandb.runs.run_metadata import can_hold
@@ -243,20 +241,6 @@ def test_torchs_gloo_groups_accept_an_address() -> None:
         GlooGroup(store, 0, 2, 30.0, lambda: False, "127.0.0.2", 0.5)
     assert time.monotonic() - begun < FORMING_MORE
     assert socket.inet_aton("127.0.0.2") in store.get("0/0")  # where it listens
-
-
-def test_the_store_of_torch_before_2_9_has_a_private_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it, no job of several ranks starts with these versions."""
-    monkeypatch.delattr(dist.ProcessGroup, "get_group_store", raising=False)
-    store, topology = dist.HashStore(), Topology(0, None, None, 1, None, None)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        found = JobStore.find("a", topology, 5.0)
-        assert found is not None
-        found.publish("key", 7)
-        assert JobStore(store, found.namespace, topology, 5.0).try_get("key") == 7
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.newest

@@ -144,19 +144,15 @@ class StoreConnection:
             ) from error
 
     def duplicate(self, store: Store, caller: TimedCaller | None) -> StoreConnection:
-        """Return a dedicated connection to the same store if torch can make one (2.8 and newer); otherwise reuse this.
+        """Return a dedicated connection to the same store.
 
         `store` is the store with a prefix of its keys, which the new connection has as well. Errors as for `call`.
         """
-        clone = getattr(store, "clone", None)
-        new: set[int] = set()
-        if clone is not None:
-            self.call(lambda: store.check(["-"]))  # fails immediately if the store is gone; connecting takes minutes
-            port = getattr(self._tcp_store(), "port", 0)
-            before = connections_to(port)
-            store = self.call(clone)
-            new = connections_to(port) - before
-        duplicate = StoreConnection(store, self._rank, self._timeout, caller, self._gone)
+        self.call(lambda: store.check(["-"]))  # fails immediately if the store is gone; connecting takes minutes
+        port = getattr(self._tcp_store(), "port", 0)
+        before, clone = connections_to(port), store.clone  # type: ignore[attr-defined]  # missing in the stubs
+        duplicate = StoreConnection(self.call(clone), self._rank, self._timeout, caller, self._gone)
+        new = connections_to(port) - before
         if len(new) == 1:  # otherwise another thread has connected at the same time
             (duplicate.descriptor,) = new
         return duplicate

@@ -68,11 +68,7 @@ class JobStore:
         launch, store = Launch.detect(), None
         dist: Any = sys.modules.get("torch.distributed")  # not imported: there is no group, and it would take seconds
         if dist is not None and dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
-            group = dist.group.WORLD
-            if hasattr(group, "get_group_store"):
-                store = group.get_group_store()
-            else:  # torch before 2.9 has no public way
-                store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+            store = dist.group.WORLD.get_group_store()
             while isinstance(store, dist.PrefixStore):  # unwrap to torchrun's store, which ranks without a group use
                 store = store.underlying_store
         store = store or _store_of_agent(launch, topology, timeout)
@@ -91,7 +87,7 @@ class JobStore:
         return _decoded(key, self.connection.call(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
     def beside(self, namespace: str, caller: TimedCaller | None = None) -> JobStore:
-        """Return access to keys with a further prefix, on a dedicated connection if torch can make one (2.8 and newer).
+        """Return access to keys with a further prefix, on a dedicated connection.
 
         A thread that waits for an answer blocks its connection, which must not be the training's. `caller` limits the
         time of calls on it.
