@@ -225,6 +225,7 @@ def test_sigterm_does_not_interrupt_finishing_a_run(codes: Codes) -> None:
     assert kill.seen == [[(0, False)]]
 
 
+@pytest.mark.usefixtures("codes")  # else SIGTERM is due at the end of this process
 def test_sigterm_while_a_session_is_closed_waits_for_the_end_of_its_run(fake_wandb: FakeWandb) -> None:
     killed: list[list[int | None]] = []
     act = lambda *_: killed.append(list(fake_wandb.runs[0].exit_codes))  # noqa: E731
