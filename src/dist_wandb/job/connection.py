@@ -150,7 +150,8 @@ class StoreConnection:
         """
         self.call(lambda: store.check(["-"]))  # fails immediately if the store is gone; connecting takes minutes
         port = getattr(self._tcp_store(), "port", 0)
-        before, clone = connections_to(port), store.clone  # type: ignore[attr-defined]  # missing in the stubs
+        clone = store.clone  # type: ignore[attr-defined]  # missing in the stubs
+        before = connections_to(port)
         duplicate = StoreConnection(self.call(clone), self._rank, self._timeout, caller, self._gone)
         new = connections_to(port) - before
         if len(new) == 1:  # otherwise another thread has connected at the same time

@@ -160,15 +160,19 @@ class Attachments:
         return bool((attachment := self._of(series)) and attachment.needs_own_part)
 
     def due(self, keys: Sequence[Key], *, is_alone: bool = False) -> list[tuple[Attachment, list[Key]]]:
-        """Return the finished cells that have attachments, by these; equal on all ranks. Alone: without values."""
-        mine = [(one, [key for key in keys if self._of(key.name) is one]) for one in self.by_type.values()]
-        due = [(one, [key for key in found if not is_alone or key not in one.values]) for one, found in mine]
-        return [(one, found) for one, found in due if found]
+        """Return the finished cells that have attachments, by these; equal on all ranks.
+
+        A rank that `is_alone` gets only cells without values: an exchange with other ranks that broke may have some.
+        """
+        cells = [(one, [key for key in keys if self._of(key.name) is one]) for one in self.by_type.values()]
+        if is_alone:
+            cells = [(one, [key for key in found if key not in one.values]) for one, found in cells]
+        return [(one, found) for one, found in cells if found]
 
     def pop_values(self, key: Key, ranks: int, *, corrects: bool) -> tuple[dict[str, Any], int]:
         """Remove and return the values of a finished cell by name, and how many of its `ranks` are missing in them.
 
-        No values if they were written before the row is (`corrects`), and parts of them are no longer kept.
+        No values if its row is written again (`corrects`), had some before, and parts of them are no longer kept.
         """
         attachment = self._of(key.name)
         if attachment is None:
