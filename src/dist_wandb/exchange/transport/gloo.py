@@ -90,6 +90,7 @@ class GlooGroup(Group):
         self._is_over = is_over
         self._running: Any = None  # the collective that has not ended
         self._room = _LEAST_ROOM
+        self._buffers: Any = None  # of a collective that failed: gloo may use them until the group is destroyed
         try:
             forming = min(timeout, forming)
             options = _options(timedelta(seconds=forming), address)
@@ -218,4 +219,5 @@ class GlooGroup(Group):
         except RuntimeError as error:  # gloo raises it for all failures
             failure = str(error)
         if failure is not None:  # raised here, because an error with gloo's traceback would keep the connections open
+            self._buffers = arguments
             raise BrokenError(failure)
