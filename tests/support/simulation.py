@@ -448,22 +448,19 @@ class ProcessGroup:
             given = torch.stack(received)
             tensor.copy_(given.sum(0) if is_sum else given.amax(0))
 
-        return self._exchange(tensor, take, options)
-
-    def allgather(self, received: list[list[torch.Tensor]], own: list[torch.Tensor], options: Any) -> _Work:
-        return self._exchange(own[0], lambda given: _copy(given, received[0]), options)
-
-    def _exchange(self, own: torch.Tensor, take: Callable[[list[torch.Tensor]], None], options: Any) -> _Work:
         self.number += 1
-        self._send(own, range(self.size))
+        self._send(tensor, range(self.size))
         return _Work(self, range(self.size), take, options.timeout)
 
-    def gather(self, received: list[list[torch.Tensor]], own: list[torch.Tensor], options: Any) -> _Work:
+    def alltoall_base(
+        self, received: torch.Tensor, given: torch.Tensor, taken: list[int], parts: list[int], options: Any
+    ) -> _Work:
         self.number += 1
-        self._send(own[0], [0])
-        if self.rank:
-            return _Work(self, [], _nothing, options.timeout)
-        return _Work(self, range(self.size), lambda given: _copy(given, received[0]), options.timeout)
+        sent = torch.split_with_sizes(given, parts) if parts else given.unbind()
+        for member in (*range(self.rank, self.size), *range(self.rank)):  # the order of gloo
+            self._send(sent[member], [member])
+        rows = torch.split_with_sizes(received, taken) if taken else received.unbind()
+        return _Work(self, range(self.size), lambda arrived: _copy(arrived, rows), options.timeout)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> _Work:
         self.number += 1
@@ -506,7 +503,7 @@ class ProcessGroup:
             self.leave()
 
 
-def _copy(given: list[torch.Tensor], to: list[torch.Tensor]) -> None:
+def _copy(given: Sequence[torch.Tensor], to: Sequence[torch.Tensor]) -> None:
     for target, tensor in zip(to, given, strict=True):
         target.copy_(tensor)
 

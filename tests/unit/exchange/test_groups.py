@@ -204,8 +204,7 @@ def test_an_absurd_announced_length_raises_no_memory_error(on_ranks: OnRanks, le
     def give(rank: int) -> None:
         if rank == 0:
             other: Any = dist.ProcessGroupGloo(store, 0, 2, timedelta(seconds=SOON))
-            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
-            other.allgather([lengths], [torch.tensor([length])]).wait()
+            other.alltoall_base(torch.zeros(2, dtype=torch.int64), torch.tensor([length] * 2), [], []).wait()
             return
         group = GlooGroup(store, 1, 2, SOON, bool)
         with pytest.raises(ConfigurationError, match=f"Member 0 of the group announced {length:,} bytes"):
@@ -408,7 +407,7 @@ class LateWork:
 
 def test_a_collective_that_completes_right_after_a_wait_slice_succeeds() -> None:
     works = [LateWork(), LateWork(RuntimeError("gone"))]
-    native = mock.Mock(allgather=mock.Mock(side_effect=works))
+    native = mock.Mock(alltoall_base=mock.Mock(side_effect=works))
     with mock.patch.object(dist, "ProcessGroupGloo", return_value=native):
         group = GlooGroup(dist.HashStore(), 0, 1, 5.0, lambda: False)
     assert group.reduce([1.0], []) == ([0.0], [])  # what such a collective has received

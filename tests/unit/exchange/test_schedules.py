@@ -248,7 +248,7 @@ def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: i
 def test_a_rank_may_die_at_any_moment_of_a_round(lost: int) -> None:
     """Ranks 0 and 3 are the first of their groups: they may have the result, or have passed it to some members."""
     log_rows = [(step, NAMES, 0.05) for step in range(4)]
-    jobs = [Schedule(9, 3, log_rows, deaths={lost: seen}).play(3) for seen in range(1, 41)]
+    jobs = [Schedule(9, 3, log_rows, deaths={lost: seen}).play(3) for seen in range(1, 61)]
     assert not any(job.alone for job in jobs)
     assert all(lost in job.world.dead for job in jobs[:8])
     behind = sum(job.behind > 0 for job in jobs)

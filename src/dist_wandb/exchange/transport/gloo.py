@@ -1,6 +1,7 @@
 """Collectives over a dedicated gloo process group. They can be interrupted at any time.
 
-Waits are sliced, so that the thread can always be stopped. Bytes from peers are never unpickled.
+Waits are sliced, so that the thread can always be stopped. Bytes from peers are never unpickled. Collectives receive
+into the given tensors: after a failure, torch's own allgather and gather free the tensor that gloo still receives into.
 
 A group that is closed while a collective is running is kept until the collective ends, because its destructor would
 wait for it. Then it is destroyed promptly: if one of three or more members dies, the data that another member sends for
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import BrokenError, Group, members_of, slices_of, undestroyed
@@ -90,13 +90,14 @@ class GlooGroup(Group):
         self._is_over = is_over
         self._running: Any = None  # the collective that has not ended
         self._room = _LEAST_ROOM
-        self._buffers: Any = None  # of a collective that failed: gloo may use them until the group is destroyed
         try:
             forming = min(timeout, forming)
-            options = _options(timedelta(seconds=forming), address)
+            within = timedelta(seconds=forming)
             # The constructor waits for the store without a timeout while the network is down.
             caller = TimedCaller(forming + FORMING_MORE, is_over, returns=True)
-            self._group: Any = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
+            # No variable holds the options: they would receive connections, into freed memory, after it has failed.
+            group = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, _options(within, address)))
+            self._group: Any = group
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
         self.collectives: int = 0  # how many so far
@@ -115,9 +116,7 @@ class GlooGroup(Group):
         """
         if self.size == _PAIR or sums.numel() + maxima.numel() <= _MOST_BY_ALL:
             own = torch.cat((sums, maxima))
-            received = torch.zeros((self.size, own.numel()), dtype=torch.float64)
-            if own.numel():
-                self._all_gather(list(received.unbind()), own)
+            received = self._all_gather(own)
             of_sums, of_maxima = received[:, : sums.numel()].numpy(), received[:, sums.numel() :].numpy()
             with np.errstate(all="ignore"):  # infinite and huge numbers
                 return torch.from_numpy(reduce(np.add, of_sums)), torch.from_numpy(reduce(np.maximum, of_maxima))
@@ -135,10 +134,8 @@ class GlooGroup(Group):
             room, head = longest, _LENGTH.size
             framed = bytearray(_LENGTH.pack(len(data)) + data[:room].ljust(room, b"\0"))
             own = torch.frombuffer(framed, dtype=torch.uint8)
-            received = list(torch.empty((self.size, head + room), dtype=torch.uint8).unbind())
-            self._all_gather(received, own)
             contents, lengths = list[bytes](), list[int]()
-            for tensor in received:
+            for tensor in self._all_gather(own):
                 found = tensor.numpy().tobytes()
                 (length,) = _LENGTH.unpack_from(found)
                 lengths.append(length)
@@ -155,31 +152,33 @@ class GlooGroup(Group):
         that no member exceeds its limit.
         """
         most = MOST_COLLECTED if deadline is None else _MOST_PASSED_ON
-        each = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._all_gather(each, torch.tensor([sum(map(len, data))]), deadline)
-        lengths = [int(one) for one in each]
+        lengths = self._all_gather(torch.tensor([sum(map(len, data))]), deadline).flatten().tolist()
         _check(lengths, most)  # so that nobody allocates more than is ever sent
         found: list[Any] = [memory(length) for length in lengths] if self.rank == 0 else []
         slices = slices_of(data, PIECE)
         for start in range(0, max(lengths), PIECE):
             size = min(PIECE, max(lengths) - start)
             own = torch.frombuffer(next(slices).ljust(size, b"\0"), dtype=torch.uint8)
-            received = [torch.empty(size, dtype=torch.uint8) for _ in found]
+            received = torch.empty((len(found), size), dtype=torch.uint8)
             self.send_to_first(own, received)
             for whole, tensor, length in zip(found, received, lengths, strict=False):
                 end = max(start, min(start + size, length))
                 whole[start:end] = tensor.numpy().data[: end - start]
         return found
 
-    def _all_gather(self, received: list[torch.Tensor], own: torch.Tensor, deadline: float | None = None) -> None:
-        # dist exports only the other options
-        options = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
-        self._carry_out("allgather", [received], [own], options, size=own.nbytes, deadline=deadline)
+    def _all_gather(self, own: torch.Tensor, deadline: float | None = None) -> torch.Tensor:
+        """Return the numbers of all members, one row for each. Without numbers, this is no collective."""
+        received = own.new_zeros((self.size, own.numel()))
+        if own.numel():
+            given, options = own.repeat(self.size, 1), dist.AllToAllOptions()
+            self._carry_out("alltoall_base", received, given, [], [], options, size=own.nbytes, deadline=deadline)
+        return received
 
-    def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
-        """Send this member's numbers to the first one, which gives an output for each; `None`: the group's timeout."""
-        outputs, options = [received] if self.rank == 0 else [], distributed_c10d.GatherOptions()
-        self._carry_out("gather", outputs, [own], options, size=own.nbytes, deadline=deadline)
+    def send_to_first(self, own: torch.Tensor, received: torch.Tensor, deadline: float | None = None) -> None:
+        """Send this member's numbers to the first one, which receives a row from each; the others give no rows."""
+        lengths, parts = [len(received) and own.numel()] * self.size, [own.numel()] + [0] * (self.size - 1)
+        everything = [received.view(-1), own, lengths, parts, dist.AllToAllOptions()]
+        self._carry_out("alltoall_base", *everything, size=own.nbytes, deadline=deadline)
 
     def receive_from_first(self, numbers: torch.Tensor, deadline: float | None = None) -> None:
         """Send numbers of the first member to all others, in place. The deadline may be later than the timeout."""
@@ -219,5 +218,4 @@ class GlooGroup(Group):
         except RuntimeError as error:  # gloo raises it for all failures
             failure = str(error)
         if failure is not None:  # raised here, because an error with gloo's traceback would keep the connections open
-            self._buffers = arguments
             raise BrokenError(failure)

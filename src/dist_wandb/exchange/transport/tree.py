@@ -62,12 +62,12 @@ class TreeGroup(Group):
             piece, deadline = numbers[start : start + size], time.monotonic() + self.timeout
             for group in self._groups:
                 if group.rank:
-                    group.send_to_first(piece, [], deadline)
+                    group.send_to_first(piece, piece[:0], deadline)
                     break
                 received = self._received.get(group)
                 if received is None or received.shape[1] != piece.numel():
                     received = self._received[group] = torch.empty((group.size, piece.numel()), dtype=piece.dtype)
-                group.send_to_first(piece, list(received.unbind()), deadline)
+                group.send_to_first(piece, received, deadline)
                 rows, reduced, left = received.numpy(), piece.numpy(), max(summed - start, 0)
                 with np.errstate(all="ignore"):  # infinite and huge numbers
                     np.add.reduce(rows[:, :left], out=reduced[:left])
