@@ -129,7 +129,7 @@ def _as_rank(rank: int, own: groups.Tree, ranks: int, rows: int, port: int, dire
         ]
         tree.hand_down(groups, formed=True, deadline=time.monotonic() + _LIMIT)
         formed = time.time()
-        group = groups[0] if own[1] == 1 else tree.TreeGroup(groups, rank, ranks, _LIMIT)
+        group = groups[0] if own[1] == 1 else tree.TreeGroup(groups, own[0], rank, ranks, _LIMIT)
         sums, maxima = [float(rank)] * _NAMES * _LANES, [float(rank)] * 8
         took, before = [], _cpu()
         for _ in range(rows):

@@ -21,7 +21,7 @@ from dist_wandb.exchange.protocol import rounds
 from dist_wandb.exchange.transport import BrokenError
 from dist_wandb.exchange.transport.gloo import GlooGroup
 
-IN_ONE_GROUP = ("reduce", "reduce_tensors", "tally", "collect", "send_to_first", "receive_from_first")
+IN_ONE_GROUP = ("reduce", "reduce_in_place", "tally", "collect", "send_to_first", "receive_from_first")
 IN_A_TREE = ("collect", "send_to_first", "receive_from_first")
 
 

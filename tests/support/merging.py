@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments import Contributions
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.transport import Group
+from dist_wandb.payloads.framing import Bytes
 from dist_wandb.payloads.metrics import Snapshot, take_snapshot
 
 
@@ -23,7 +25,7 @@ def _key(name: str) -> Key:
     return Key(name, 0, 0)
 
 
-class Replayed:
+class Replayed(Group):
     """A process group that calls each member again for every collective, with the results of earlier collectives.
 
     Besides its own data, a member collects what was `sent`; `None`: more bytes than are accepted were announced.
@@ -45,24 +47,19 @@ class Replayed:
     def _waits(self, member: FusedMetrics, key: Key) -> bool:
         self._turn = 0
         try:
-            member.exchange([key], self)  # type: ignore[arg-type]
+            member.exchange([key], self)
         except _WaitingError:
             return True
         return False
 
-    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Group.reduce_tensors`."""
-        received = self._contribute("reduce", (sums.clone(), maxima.clone()))
-        return torch.stack([one for one, _ in received]).sum(0), torch.stack([one for _, one in received]).amax(0)
+    def reduce_in_place(self, numbers: np.ndarray, summed: int) -> None:
+        """See `Group.reduce_in_place`."""
+        if not numbers.size:
+            return
+        received = np.stack(self._contribute("reduce", numbers.copy()))
+        numbers[:summed], numbers[summed:] = received[:, :summed].sum(0), received[:, summed:].max(0)
 
-    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """See `Group.reduce`."""
-        summed, largest = self.reduce_tensors(
-            torch.tensor(sums, dtype=torch.float64), torch.tensor(maxima, dtype=torch.float64)
-        )
-        return summed.tolist(), largest.tolist()
-
-    def collect(self, *data: bytes) -> list[bytes]:
+    def collect(self, *data: Bytes) -> list[bytes]:
         """See `Group.collect`; all members get the data."""
         if self._sent is None:
             raise ConfigurationError("Member 1 of the group announced 9 bytes")

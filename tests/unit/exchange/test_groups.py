@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,6 +38,10 @@ in_all = pytest.mark.parametrize(("size", "fan_out"), [*GROUPS, *TREES])
 in_one_and_a_tree = pytest.mark.parametrize(("size", "fan_out"), [(3, MANY), (5, 2)])
 
 
+def nodes_of(size: int) -> list[int]:
+    return [rank // 3 for rank in range(size)]
+
+
 @pytest.fixture
 def form(on_ranks: OnRanks) -> Iterator[Form]:
     """Form a group or a tree of threads, which is closed after the test."""
@@ -45,15 +50,16 @@ def form(on_ranks: OnRanks) -> Iterator[Form]:
     def form_all(
         size: int, fan_out: int = MANY, timeout: float = 30.0, is_over: Any = bool, *, parts: bool = False
     ) -> list[Any]:
-        store, nodes = dist.HashStore(), [rank // 3 for rank in range(size)]
+        store = dist.HashStore()
 
         def form_one(rank: int) -> Any:
+            path, _ = tree_of(range(size), nodes_of(size), rank, fan_out)
             groups = [
                 GlooGroup(dist.PrefixStore(group.name, store), group.group_rank, len(group.members), timeout, is_over)
-                for group in tree_of(range(size), nodes, rank, fan_out)[0]
+                for group in path
             ]
             formed.extend(groups)
-            whole = groups[0] if size <= fan_out else TreeGroup(groups, rank, size, timeout)
+            whole = groups[0] if size <= fan_out else TreeGroup(groups, path, rank, size, timeout)
             return (whole, groups) if parts else whole
 
         groups: list[Any] = on_ranks(size, form_one)
@@ -93,8 +99,8 @@ def test_all_members_have_the_same_sums_and_maxima(form: Form, on_ranks: OnRanks
     assert maxima == [0.0, 2.0**53, -inf]
     assert math.isnan(nan)
     assert [other for other, _ in others] == [(sums, maxima)] * (size - 1)
-    least = 2 if fan_out == MANY else 4
-    assert [min(group.collectives for group in groups), groups[-1].collectives] == [least, least]
+    paths = [tree_of(range(size), nodes_of(size), rank, fan_out)[0] for rank in range(size)]
+    assert [group.collectives for group in groups] == [2 * sum(2 - one.is_top for one in path) for path in paths]
     assert fan_out < MANY or [group.bytes_given for group in groups] == [9 * 8] * size
 
 
@@ -117,9 +123,9 @@ def test_many_numbers_are_reduced_in_pieces(
         limit(gloo, PIECE=piece * 8)
 
         def reduce(rank: int, summed: int = summed) -> tuple[list[float], list[float]]:
-            numbers = torch.arange(20, dtype=torch.float64) + rank
-            sums, maxima = groups[rank].reduce_tensors(numbers[:summed].clone(), numbers[summed:].clone())
-            return sums.tolist(), maxima.tolist()
+            numbers = np.arange(20.0) + rank
+            groups[rank].reduce_in_place(numbers, summed)
+            return numbers[:summed].tolist(), numbers[summed:].tolist()
 
         expected = [size * n + total for n in range(summed)], [n + size - 1 for n in range(summed, 20)]
         assert on_ranks(size, reduce) == [expected] * size

@@ -76,16 +76,16 @@ class FusedMetrics(Attachment):
         lanes = (zip(*[iter(numbers)] * size, strict=True) for numbers, size in zip(told, (3, 5), strict=True))
         cells = [_agreed(*sums, *maxima) for sums, maxima in zip(*lanes, strict=True)]
         parts = list(map(self._part, keys, mine, cells))
-        sums, maxima = (torch.cat(lane) for lane in zip(*(part[1:3] for part in parts), strict=True))
-        if sums.numel():
-            sums, maxima = group.reduce_tensors(sums, maxima)
+        lanes_of_parts = [part.sums for part in parts] + [part.maxima for part in parts]
+        numbers, sizes = torch.cat(lanes_of_parts), [*map(len, lanes_of_parts)]
+        group.reduce_in_place(numbers.numpy(), sum(sizes[: len(parts)]))
         collects = any(cell.has_blob for cell in cells)
         blobs = group.collect(*frame(*(part.blob for part in parts))) if collects else []
         if not self._merges:
             return
         is_first, columns = bool(blobs), _columns(blobs, len(keys))  # it alone collects
-        of_sums = sums.split_with_sizes([cell.form.sums if cell.form else 0 for cell in cells])
-        of_maxima = maxima.split_with_sizes([cell.form.maxima if cell.form else 0 for cell in cells])
+        reduced_lanes = numbers.split_with_sizes(sizes)
+        of_sums, of_maxima = reduced_lanes[: len(keys)], reduced_lanes[len(keys) :]
         for key, cell, column, own_sums, own_maxima in zip(keys, cells, columns, of_sums, of_maxima, strict=True):
             if cell.contributors:  # otherwise their ranks were lost meanwhile: a metric without data may be NaN
                 reduced = None if cell.form is None else Reduced(own_sums, own_maxima, cell.holders)

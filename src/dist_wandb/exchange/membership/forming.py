@@ -194,7 +194,7 @@ class Forming:
             return groups[0]
         if not tree.hand_down(groups, formed=True, deadline=deadline):
             raise _UnformedError("groups above have not formed")
-        return tree.TreeGroup(groups, members.index(index), len(members), patience)
+        return tree.TreeGroup(groups, path, members.index(index), len(members), patience)
 
     def meet(
         self, generation: Generation, group: GroupLayout, within: float, is_late: _Query = lambda: False

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dist_wandb.payloads.framing import Bytes
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
 
 FAN_OUT = 16  # maximum number of members in a group
 
@@ -80,11 +80,15 @@ class Group:
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """Return the elementwise sums and maxima over all members."""
-        return list(sums), list(maxima)
+        import numpy as np
 
-    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reduce float64 tensors on the host, like `reduce`; perhaps in place."""
-        return sums, maxima
+        numbers = np.array([*sums, *maxima], np.float64)
+        self.reduce_in_place(numbers, len(sums))
+        reduced: list[float] = numbers.tolist()
+        return reduced[: len(sums)], reduced[len(sums) :]
+
+    def reduce_in_place(self, numbers: np.ndarray, summed: int) -> None:
+        """Reduce float64 numbers over all members: the first `summed` by sum, the others by maximum."""
 
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """Return the distinct data of all members, each with these members, in the same order on all members."""
@@ -107,6 +111,7 @@ class GroupLayout(NamedTuple):
     level: int  # 0 for the lowest
     members: tuple[int, ...]  # their indices in the unit; the first represents the group in the next level
     group_rank: int  # index of this member in `members`
+    is_top: bool = True  # whether its members are the first ones of all others
 
     @property
     def name(self) -> str:
@@ -142,7 +147,7 @@ def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int
             path += (GroupLayout(levels, tuple(group), group.index(own)) for group in own_groups)
         heads = next_heads
         levels += 1
-    return tuple(path), levels
+    return tuple(one._replace(is_top=one.level == levels - 1) for one in path), levels
 
 
 def _split(heads: Sequence[int], fan_out: int) -> list[Sequence[int]]:

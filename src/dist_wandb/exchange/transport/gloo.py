@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -103,29 +103,23 @@ class GlooGroup(Group):
         self.collectives: int = 0  # how many so far
         self.bytes_given: int = 0  # to these by this member
 
-    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        both = map(torch.from_numpy, (np.array(sums, np.float64), np.array(maxima, np.float64)))
-        summed, largest = self.reduce_tensors(*both)
-        return summed.numpy().tolist(), largest.numpy().tolist()
-
-    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reduce float64 tensors on the host like `reduce`, perhaps in place. An empty one costs no collective.
+    def reduce_in_place(self, numbers: np.ndarray, summed: int, deadline: float | None = None) -> None:
+        """As `Group`. Without numbers, this is no collective.
 
         If there are few numbers, or two members, whose traffic is the same as that of any other way, each member sends
         its numbers to all others: one collective, and the same bits on all of them.
         """
-        if self.size == _PAIR or sums.numel() + maxima.numel() <= _MOST_BY_ALL:
-            own = torch.cat((sums, maxima))
-            received = self._all_gather(own)
-            of_sums, of_maxima = received[:, : sums.numel()].numpy(), received[:, sums.numel() :].numpy()
+        sums, maxima = numbers[:summed], numbers[summed:]
+        if self.size == _PAIR or numbers.size <= _MOST_BY_ALL:
+            rows = self._all_gather(torch.from_numpy(numbers), deadline).numpy()
             with np.errstate(all="ignore"):  # infinite and huge numbers
-                return torch.from_numpy(reduce(np.add, of_sums)), torch.from_numpy(reduce(np.maximum, of_maxima))
-        for tensor, operation in ((sums, dist.ReduceOp.SUM), (maxima, dist.ReduceOp.MAX)):
+                sums[:], maxima[:] = reduce(np.add, rows[:, :summed]), reduce(np.maximum, rows[:, summed:])
+            return
+        for part, operation in ((sums, dist.ReduceOp.SUM), (maxima, dist.ReduceOp.MAX)):
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp(operation)
-            if tensor.numel():
-                self._carry_out("allreduce", [tensor], options, size=tensor.nbytes)
-        return sums, maxima
+            if part.size:
+                self._carry_out("allreduce", [torch.from_numpy(part)], options, size=part.nbytes, deadline=deadline)
 
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """As `Group`: one collective, with room for twice the last longest data; longer data take another one."""

@@ -1,9 +1,9 @@
 """A generation with too many members for one gloo group, as a tree of groups (`transport`).
 
-Each member sends its numbers to the first member of its group, which reduces them and sends the result to the next
-level, and so on. Member 0 sends the final result down again, from group to group. Thus one member computes each result,
-and all members have the same bits. A member takes part in two collectives, and the first member of a group in two more
-for each level above.
+The members of a group reduce their numbers, and the first of them reduces the result with those of the other groups,
+and so on. The members of the top group have the final result, and send it down again, from group to group. So all
+members have the same bits. A member takes part in two collectives, and the first member of a group in two more for each
+level above but the top, where it is one.
 
 As in one group, nobody has a result before all members have contributed. If a member dies or stalls, the members of its
 group detect it immediately, or within the timeout. They close their groups, which their neighbours detect in turn, up
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport import Group, gloo, slices_of
+from dist_wandb.exchange.transport import Group, GroupLayout, gloo, slices_of
 from dist_wandb.exchange.transport.gloo import GlooGroup, too_much
 from dist_wandb.job.ranges import numbers_in, spans_of
 from dist_wandb.payloads.framing import Bytes
@@ -37,42 +37,26 @@ _SPAN = struct.Struct("<II")  # the first and the last member of a span
 class TreeGroup(Group):
     """A tree of groups, from the view of one member."""
 
-    def __init__(self, groups: Sequence[GlooGroup], rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self, groups: Sequence[GlooGroup], path: Sequence[GroupLayout], rank: int, size: int, timeout: float
+    ) -> None:
         self.rank = rank
         self._groups = tuple(groups)  # of this member, from the lowest level up; it is first in all but the last
+        self._below = [group for group, of_group in zip(groups, path, strict=True) if not of_group.is_top]
         self._size = size  # of the whole tree
         self.timeout: float = timeout  # how long a collective may wait for a member, in seconds
-        self._received: dict[GlooGroup, torch.Tensor] = {}  # by the first member: one row for each member
 
-    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        numbers = np.array([*sums, *maxima], np.float64)
-        self._reduce(torch.from_numpy(numbers), len(sums))
-        reduced = numbers.tolist()
-        return reduced[: len(sums)], reduced[len(sums) :]
-
-    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        both = torch.cat((sums, maxima))
-        self._reduce(both, sums.numel())
-        return both[: sums.numel()], both[sums.numel() :]
-
-    def _reduce(self, numbers: torch.Tensor, summed: int) -> None:
-        """Reduce numbers in place, the first `summed` by sum, the rest by maximum: in pieces, as in `collect`."""
-        size = gloo.PIECE // numbers.element_size()
-        for start in range(0, numbers.numel(), size):
+    def reduce_in_place(self, numbers: np.ndarray, summed: int) -> None:
+        """As `Group`, in pieces, as in `collect`: up the tree, then down from the top group, which has the result."""
+        size = gloo.PIECE // numbers.itemsize
+        for start in range(0, numbers.size, size):
             piece, deadline = numbers[start : start + size], time.monotonic() + self.timeout
             for group in self._groups:
+                group.reduce_in_place(piece, max(summed - start, 0), deadline)
                 if group.rank:
-                    group.send_to_first(piece, piece[:0], deadline)
                     break
-                received = self._received.get(group)
-                if received is None or received.shape[1] != piece.numel():
-                    received = self._received[group] = torch.empty((group.size, piece.numel()), dtype=piece.dtype)
-                group.send_to_first(piece, received, deadline)
-                rows, reduced, left = received.numpy(), piece.numpy(), max(summed - start, 0)
-                with np.errstate(all="ignore"):  # infinite and huge numbers
-                    np.add.reduce(rows[:, :left], out=reduced[:left])
-                    np.maximum.reduce(rows[:, left:], out=reduced[left:])
-            self._hand_down(piece, deadline)
+            for group in reversed(self._below):
+                group.receive_from_first(torch.from_numpy(piece), deadline)
 
     def _hand_down(self, numbers: torch.Tensor, deadline: float) -> None:
         for group in reversed(self._groups):
