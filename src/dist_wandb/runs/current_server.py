@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -107,8 +107,7 @@ def destination(trusted: str | None = None) -> Destination:
         )
     source, is_users = _source_of(url)
     # Whether the key that wandb would send is the key for this very host in the user's netrc.
-    names = () if settings.api_key or settings.identity_token_file else _names_in_netrc(without_password(url))
-    has_own_key = any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
+    has_own_key = not (settings.api_key or settings.identity_token_file) and _in_netrc(without_password(url))[2]
     is_named = is_users or (has_own_key and urlsplit(url).scheme == "https")
     return Destination(url, without_password(url), source, refusal_of(url, source, is_named=is_named, trusted=trusted))
 
@@ -183,23 +182,20 @@ def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None
     if settings.api_key:
         in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
         return settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
-    for path, hosts in _netrcs():
-        for name in (*_names_in_netrc(url), "default"):
-            if name in hosts:
-                return hosts[name][2], path
-    return None, None
+    key, path, _ = _in_netrc(url)
+    return key, path
 
 
-def _netrcs() -> Iterator[tuple[str, Mapping[str, Any]]]:  # path, and logins by host
+def _in_netrc(url: str) -> tuple[str | None, str | None, bool]:
+    """Return a server's key in the user's netrc, the path of that file, and whether it is the key of this very host."""
+    parts = urlsplit(url)
     for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
         with suppress(OSError, RuntimeError, NetrcParseError):
-            yield path, netrc(Path(path).expanduser()).hosts
-
-
-def _names_in_netrc(base_url: str) -> tuple[str, str]:
-    """Return the names under which netrc may have a server's key: newer versions of wandb include the port."""
-    parts = urlsplit(base_url)
-    return parts.netloc, parts.hostname or ""
+            hosts = netrc(Path(path).expanduser()).hosts
+            for name in (parts.netloc, parts.hostname, "default"):  # newer versions of wandb include the port
+                if name in hosts:
+                    return hosts[name][2], path, name != "default"
+    return None, None, False
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
