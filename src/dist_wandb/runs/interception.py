@@ -93,12 +93,6 @@ def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
     return (_found(owner, name) or Interception(owner, name)).add(handler)
 
 
-def undecorated(owner: Any, name: str) -> Callable[..., Any]:
-    """Return a function of a module without our handlers, also for its signature."""
-    interception, found = _found(owner, name), getattr(owner, name)
-    return found if interception is None else interception.original
-
-
 def original(owner: Any, name: str) -> Callable[..., Any]:
     """Return the method of an object without our handlers; if others have replaced it, their replacement."""
     interception = _found(owner, name)
@@ -106,6 +100,7 @@ def original(owner: Any, name: str) -> Callable[..., Any]:
         return interception.original
     method: Callable[..., Any] = getattr(owner, name)
 
+    @functools.wraps(method)
     def bypass(*args: Any, **kwargs: Any) -> Any:
         bypassed, which = _bypassed(), (id(owner), name)
         bypassed.append(which)

@@ -58,21 +58,9 @@ class Sidecar:
 
     @classmethod
     def of(cls, plan: RunPlan, topology: Topology) -> Sidecar:
-        return cls(
-            run_id=unit_run_id(plan),
-            base_id=plan.base_id,
-            run_mode=plan.run_mode,
-            rank_scope=plan.rank_scope,
-            shared=plan.has_writers,
-            label=plan.label or plan.hardware,
-            primary=plan.primary,
-            group=plan.group,
-            global_rank=topology.global_rank,
-            local_rank=topology.local_rank,
-            node_rank=topology.node_rank,
-            world_size=topology.world_size,
-            num_nodes=topology.num_nodes,
-        )
+        own = {"run_id": unit_run_id(plan), "shared": plan.has_writers, "label": plan.label or plan.hardware}
+        known = {**vars(topology), **vars(plan), **own}
+        return cls(**{field.name: known[field.name] for field in fields(cls)})
 
     @classmethod
     def from_json(cls, record: Any) -> Sidecar:
