@@ -46,14 +46,14 @@ class Interception:
 
     def __init__(self, owner: object, name: str) -> None:
         self.original: Callable[..., Any] = getattr(owner, name)
-        self._owner = owner
+        self.owner = owner
         self._name = name
         self._own = vars(owner).get(name)  # a module's function; a method of a disabled run in older versions
         self.handlers: list[Handler] = []
 
         def method(*args: Any, **kwargs: Any) -> Any:
             handlers = self.handlers  # without handlers, an old reference to this method calls the original
-            if not handlers or (id(self._owner), self._name) in _bypassed():
+            if not handlers or (id(self.owner), self._name) in _bypassed():
                 return self.original(*args, **kwargs)
             return handlers[-1](self.original, *args, **kwargs)
 
@@ -69,8 +69,8 @@ class Interception:
         def remove() -> None:
             if handler in self.handlers:
                 self.handlers.remove(handler)
-            if not self.handlers and vars(self._owner).get(self._name) is self.method:
-                _put(self._owner, self._name, self._own)
+            if not self.handlers and vars(self.owner).get(self._name) is self.method:
+                _put(self.owner, self._name, self._own)
 
         return remove
 
@@ -124,7 +124,8 @@ def _bypassed() -> list[tuple[int, str]]:
 def _found(owner: object, name: str) -> Interception | None:
     method = getattr(owner, "__dict__", {}).get(name)
     found = getattr(method, "__dict__", {}).get(_MARK)
-    return found if isinstance(found, Interception) else None
+    # wandb's functions are methods of its run, which may be intercepted itself, or its class.
+    return found if isinstance(found, Interception) and found.owner is owner else None
 
 
 def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_current: bool = True) -> Callable[[], None]:
@@ -142,13 +143,8 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
         if not (is_own and hasattr(run, "__dict__") and hasattr(run, name)):  # a mock of a run, which a test inspects
             continue
         removals.append(intercept(run, name, handler))
-        interception = _found(run, name)
-        if name not in _MODULE_FUNCTIONS or not hasattr(module, name):
-            continue
-        if running is run and interception is not None:
-            vars(module)[name] = interception.method
-            removals.append(functools.partial(_restore, module, name, interception))
-        elif is_used and stand_in is None and name == "log":
+        is_modules = running is run or (is_used and stand_in is None and name == "log")
+        if is_modules and name in _MODULE_FUNCTIONS and hasattr(module, name):
             removals.append(intercept(module, name, handler))
     if is_used and stand_in is not None:
         removals.append(_serve(stand_in))
@@ -158,12 +154,6 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
             remove()
 
     return remove_all
-
-
-def _restore(module: object, name: str, interception: Interception) -> None:
-    """Restore a function of wandb, unless wandb has replaced it or other sessions still intercept it."""
-    if not interception.handlers and vars(module).get(name) is interception.method:
-        vars(module)[name] = interception.original
 
 
 def logs_first(log: Callable[..., None]) -> Handler:
