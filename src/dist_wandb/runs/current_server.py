@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from dist_wandb.errors import ConfigurationError
@@ -35,9 +35,6 @@ from dist_wandb.runs.client_settings import (
     workspace_values,
 )
 from dist_wandb.runs.wandb_private import inherits_service
-
-if TYPE_CHECKING:
-    import wandb
 
 TRUST_OPTION = "--trust-server"
 """Option of all commands that allows the API key to go to a server; its value is the server's address."""
@@ -84,7 +81,10 @@ def setup(trusted: str | None = None) -> Setup:
         server = destination(trusted)
     except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
         return Setup(None, without_values(error), None, None, None, None, None, inherits_service())
-    key, key_from = _api_key(settings, server.shown)
+    key, key_from, _ = _in_netrc(server.shown)
+    if settings.api_key:
+        in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
+        key, key_from = settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
     return Setup(mode, "", server, settings.entity, settings.project, key, key_from, inherits_service())
 
 
@@ -176,14 +176,6 @@ def _source_of(url: str) -> tuple[str, bool]:
                 if named and is_same_server(str(wandb.Settings(base_url=named).base_url), url):  # it rewrites some
                     return source, is_users
     return "wandb's settings", False
-
-
-def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None]:
-    if settings.api_key:
-        in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
-        return settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
-    key, path, _ = _in_netrc(url)
-    return key, path
 
 
 def _in_netrc(url: str) -> tuple[str | None, str | None, bool]:

@@ -290,7 +290,15 @@ def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:
 
 
 def _run_of(files: Sequence[StoredRun]) -> LocalRun:
-    writers = _writers_of(files)
+    by_label: dict[str | None, list[StoredRun]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: (file.started or "", path_order(file.path))):
+        by_label[file.shared_as.label if file.shared_as else None].append(file)
+    writers = []
+    for label, own in by_label.items():
+        job, shared = own[-1].sidecar, own[-1].shared_as
+        rank, node = (job.global_rank, job.node_rank) if job else (None, None)
+        writers.append(Writer(label, rank, node, shared.primary if shared else True, tuple(own)))
+    writers.sort(key=lambda one: (not one.primary, one.rank is None, one.rank or 0))
     parts = [part for writer in writers for part in reversed(writer.parts)]  # in order of precedence
     config: dict[str, Any] = {}
     for part in reversed(parts):
@@ -309,21 +317,8 @@ def _run_of(files: Sequence[StoredRun]) -> LocalRun:
         config=config,
         started=min((part.started for part in parts if part.started), default=None),
         step_axis=first("step_axis") or "_step",
-        writers=writers,
+        writers=tuple(writers),
     )
-
-
-def _writers_of(files: Sequence[StoredRun]) -> tuple[Writer, ...]:
-    """Return the writers of one run: the primary, then the others by rank."""
-    by_label: dict[str | None, list[StoredRun]] = defaultdict(list)
-    for file in sorted(files, key=lambda file: (file.started or "", path_order(file.path))):
-        by_label[file.shared_as.label if file.shared_as else None].append(file)
-    writers = []
-    for label, parts in by_label.items():
-        job, shared = parts[-1].sidecar, parts[-1].shared_as
-        rank, node = (job.global_rank, job.node_rank) if job else (None, None)
-        writers.append(Writer(label, rank, node, shared.primary if shared else True, tuple(parts)))
-    return tuple(sorted(writers, key=lambda one: (not one.primary, one.rank is None, one.rank or 0)))
 
 
 def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:

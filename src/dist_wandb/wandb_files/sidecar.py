@@ -147,16 +147,12 @@ def stalls_of(directories: Iterable[Directory]) -> tuple[list[StoredStall], int]
             found |= {run.path / "files" / name: run for name in names if _STALL.fullmatch(name)}
     stalls = []
     for path in sorted(found, key=lambda path: path.name)[-_MOST_STALLS:]:
-        with suppress(OSError, ReadError):
-            stalls.append(_read_stall(path, found[path]))
+        with suppress(OSError, ReadError), os.fdopen(open_ordinary(path, within=found[path]), "rb") as file:
+            when, message, *_ = [*file.read(_HEAD).decode("utf-8", "replace").split("\n"), ""]
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            over = _OVER.search(file.read(_TAIL))
+            lasted = int(over[1]) if over else None
+            if len(message) > _LONGEST_MESSAGE:
+                message = f"{message[: _LONGEST_MESSAGE - 1]}…"
+            stalls.append(StoredStall(visible(when[:_LONGEST_TIME]), visible(message), lasted, str(path)))
     return stalls, len(found)
-
-
-def _read_stall(path: Path, within: Directory) -> StoredStall:
-    with os.fdopen(open_ordinary(path, within=within), "rb") as file:
-        when, message, *_ = [*file.read(_HEAD).decode("utf-8", "replace").split("\n"), ""]
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        over = _OVER.search(file.read(_TAIL))
-    if len(message) > _LONGEST_MESSAGE:
-        message = f"{message[: _LONGEST_MESSAGE - 1]}…"
-    return StoredStall(visible(when[:_LONGEST_TIME]), visible(message), int(over[1]) if over else None, str(path))
