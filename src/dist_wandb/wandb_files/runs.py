@@ -361,11 +361,15 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
     return columns
 
 
-def rows_of(files: Iterable[StoredRun], names: Sequence[str]) -> Iterator[list[Any]]:
-    """Yield the values of names, the first of which is the x axis, in each row that has another one of them."""
-    for file in files:
-        for row in rows_in(file.path, file.directory):
+def rows_of(run: LocalRun, names: Sequence[str], found: set[str]) -> Iterator[list[Any]]:
+    """Yield the values of names, the first of which is the x axis, in each row that has another one of them.
+
+    Names that have values are added to `found`.
+    """
+    for part in (part for writer in run.writers for part in writer.parts):
+        for row in rows_in(part.path, part.directory):
             if any(name in row for name in names[1:]):
+                found.update(name for name in names if row.get(name) is not None)
                 yield [row.get(name) for name in names]
 
 
