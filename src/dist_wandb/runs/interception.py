@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -137,23 +137,18 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
     """
     module, running = sys.modules.get("wandb"), running_run()
     stand_in = run if isinstance(run, NullRun) else None
-    is_used, removals = is_current and running is None, []
+    is_used, removals = is_current and running is None, ExitStack()
     for name, handler in handlers.items():
         is_own = stand_in is not None or name == "finish" or callable(getattr(type(run), name, None))
         if not (is_own and hasattr(run, "__dict__") and hasattr(run, name)):  # a mock of a run, which a test inspects
             continue
-        removals.append(intercept(run, name, handler))
+        removals.callback(intercept(run, name, handler))
         is_modules = running is run or (is_used and stand_in is None and name == "log")
         if is_modules and name in _MODULE_FUNCTIONS and hasattr(module, name):
-            removals.append(intercept(module, name, handler))
+            removals.callback(intercept(module, name, handler))
     if is_used and stand_in is not None:
-        removals.append(_serve(stand_in))
-
-    def remove_all() -> None:
-        for remove in removals:
-            remove()
-
-    return remove_all
+        removals.callback(_serve(stand_in))
+    return removals.close
 
 
 def logs_first(log: Callable[..., None]) -> Handler:
@@ -193,19 +188,13 @@ def _serve(run: NullRun) -> Callable[[], None]:
     ``wandb.init`` opens a second run. If wandb is not imported yet, this happens when it is (`_Finder`). The returned
     function undoes it, unless wandb has set the names anew meanwhile.
     """
-    undo: list[Callable[[], None]] = []
     if "wandb" in sys.modules:
-        undo.append(_use(run))
-    else:
-        finder = _Finder(lambda: undo.append(_use(run)))
-        sys.meta_path.insert(0, finder)
-        undo.append(finder.remove)
-
-    def restore() -> None:
-        while undo:
-            undo.pop()()
-
-    return restore
+        return _use(run)
+    undo = ExitStack()
+    finder = _Finder(lambda: undo.callback(_use(run)))
+    sys.meta_path.insert(0, finder)
+    undo.callback(finder.remove)
+    return undo.close
 
 
 class _Finder(MetaPathFinder):
