@@ -200,7 +200,7 @@ def _serve(run: NullRun) -> Callable[[], None]:
 class _Finder(MetaPathFinder):
     """A finder in `sys.meta_path` that calls a function once wandb is imported: there is no other way to learn that."""
 
-    def __init__(self, then: Callable[[], None]) -> None:
+    def __init__(self, then: Callable[[], object]) -> None:
         self._then = then
 
     def remove(self) -> None:
