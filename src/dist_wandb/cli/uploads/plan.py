@@ -198,29 +198,24 @@ def problems_of_file(file: UploadFile) -> Iterator[str]:
 
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield reasons to refuse the upload unless trusted: another user's run, and files and owners outside of it."""
-    others = [] if file.terms.trust else list(_owned_by_others(file))
-    if others:
-        yield from others
+    if file.terms.trust:
+        yield from violations(file.path, rules_of(file))
         return
-    yield from violations(file.path, rules_of(file))
-    links = [] if file.terms.trust else [link_in_words(path) for path, kind in entries if kind == S_IFLNK]
-    yield from _first(links, file, "links")
-
-
-def _owned_by_others(file: UploadFile) -> Iterator[str]:
-    """Yield why a run is not this user's. Its owner could replace anything in it while it is uploaded."""
-    with (
-        file.run.directory.opened() as folder,
-        os.fdopen(open_ordinary(file.path, within=file.run.directory)) as opened,
-    ):
-        both = ((file.path.parent, folder), (file.path, opened.fileno()))
-        for path, handle in both if is_in_run_directory(file.path) else both[1:]:
-            owner = os.fstat(handle).st_uid
-            if owner != os.getuid():
-                yield (
-                    f"{path} belongs to user {owner}, not to you (user {os.getuid()}). Copy the directory, which makes "
-                    "it yours, and upload the copy. If the run is your own, give --trust."
-                )
+    owners: dict[Path, int] = {}
+    with os.fdopen(open_ordinary(file.path, within=file.run.directory)) as opened:
+        owners[file.path] = os.fstat(opened.fileno()).st_uid
+    if is_in_run_directory(file.path):
+        with file.run.directory.opened() as folder:
+            owners = {file.path.parent: os.fstat(folder).st_uid, **owners}
+    others = {path: owner for path, owner in owners.items() if owner != os.getuid()}
+    for path, owner in others.items():  # who could replace anything in it while it is uploaded
+        yield (
+            f"{path} belongs to user {owner}, not to you (user {os.getuid()}). Copy the directory, which makes it "
+            "yours, and upload the copy. If the run is your own, give --trust."
+        )
+    if not others:
+        yield from violations(file.path, rules_of(file))
+        yield from _first([link_in_words(path) for path, kind in entries if kind == S_IFLNK], file, "links")
 
 
 def left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
