@@ -10,9 +10,8 @@ import io
 import json
 import math
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -30,7 +29,6 @@ from dist_wandb.wandb_files.reading import State, trend_of
 from dist_wandb.wandb_files.runs import LocalRun
 from dist_wandb.wandb_files.selection import Condition, chosen
 
-_SILENCE = 1.0  # seconds without output
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _GAP = "·"
 
@@ -133,21 +131,10 @@ def console() -> Console:
     return found
 
 
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show on stderr, if it is a terminal, that the block is at work once it has taken a second."""
-    status = Console(stderr=True).status(f"{what} ...")
-    timer = threading.Timer(_SILENCE, status.start)
+def working(what: str) -> AbstractContextManager[object]:
+    """Show on stderr, if it is a terminal, that the block is at work."""
     is_shown = sys.stderr is not None and sys.stderr.isatty()  # rich would also believe FORCE_COLOR
-    if is_shown:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        if is_shown:
-            timer.join()
-        status.stop()
+    return Console(stderr=True).status(f"{what} ...") if is_shown else nullcontext()
 
 
 def table() -> Table:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from rich.table import Table
@@ -215,10 +215,8 @@ def ask(base_url: str, key: str | None, timeout: float) -> Server:
         refused = error.code in _REFUSED
         problem = _NOT_ACCEPTED if refused and key else f"it answers with {error.code} {error.reason}"
         return Server(answers=True, problem="" if refused and not key else problem)
-    except URLError as error:
-        return Server(answers=False, problem=str(error.reason))
     except OSError as error:
-        return Server(answers=False, problem=str(error) or type(error).__name__)
+        return Server(answers=False, problem=str(getattr(error, "reason", error)) or type(error).__name__)
     except (HTTPException, ValueError) as error:  # their texts may contain parts of a proxy's password
         problem = f"{type(error).__name__}. Are WANDB_BASE_URL, and HTTPS_PROXY where it is set, right?"
         return Server(answers=False, problem=problem)

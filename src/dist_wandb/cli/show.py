@@ -264,7 +264,7 @@ def _cell(value: object) -> str:
 def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set[str]:
     """Print the rows of metrics, by names or patterns, run by run, as ``"csv"``, ``"json"`` or ``"table"``.
 
-    Rows of names without patterns are printed while they are read. Returns the names that have values.
+    Rows are printed while they are read. Returns the names that have values.
     """
     if kind == "json":
         columns = [run.history(names) for run in runs]
@@ -272,7 +272,11 @@ def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set
         print_json([{"run_id": run.id, "project": run.project, "columns": own} for run, own in about])
         return {name for own in columns for name, column in own.items() if column.count(None) < len(column)}
     named: set[str] = set()
-    tables = [(run, *_titles_and_rows(run, names, named)) for run in runs]
+    tables = []
+    for run in runs:  # with patterns, the first reading finds the names
+        has_patterns = any(re.search(r"[*?\[]", name) for name in names)
+        titles = list(run.history(names) if has_patterns else dict.fromkeys((run.step_axis, *names)))
+        tables.append((run, titles, rows_of(run, titles, named)))
     if kind == "csv":
         _print_csv(tables)
     for run, titles, rows in tables if kind == "table" else ():
@@ -281,23 +285,6 @@ def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set
         _print_table(out, titles, rows)
         out.print()
     return named
-
-
-def _titles_and_rows(run: LocalRun, names: Sequence[str], found: set[str]) -> tuple[list[str], Iterator[Sequence[Any]]]:
-    rows: Iterator[Sequence[Any]]
-    if any(re.search(r"[*?\[]", name) for name in names):
-        columns = run.history(names)
-        titles, rows = list(columns), zip(*columns.values(), strict=True)
-    else:
-        titles = list(dict.fromkeys((run.step_axis, *names)))
-        rows = rows_of((part for writer in run.writers for part in writer.parts), titles)
-
-    def noted() -> Iterator[Sequence[Any]]:
-        for row in rows:
-            found.update(title for title, value in zip(titles, row, strict=True) if value is not None)
-            yield row
-
-    return titles, noted()
 
 
 def _print_table(out: Console, titles: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:

@@ -20,7 +20,7 @@ from dist_wandb.errors import DistWandbError, in_words, visible
 from dist_wandb.wandb_files.finding import files_below
 from dist_wandb.wandb_files.reading import Contents, MetricHistory, StoredRun
 from dist_wandb.wandb_files.records import PAUSE, read_records
-from dist_wandb.wandb_files.runs import LocalRun, Writer, brought_together
+from dist_wandb.wandb_files.runs import LocalRun, brought_together
 from dist_wandb.wandb_files.selection import SPREAD, by_rank, of_rank, spreads_among, timings_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
@@ -111,24 +111,19 @@ def _add_writers(text: Text, run: LocalRun) -> None:
             continue
         style, words = STATES[writer.state]
         text.append("\n  ").append("● ", style).append(f"{visible(writer.label or 'without a label'):<{room}}  ")
-        text.append(", ".join(_facts_of_writer(writer, words)))
+        facts = [f"{words} (exit code {writer.parts[-1].exit_code})" if writer.state == "failed" else words]
+        facts += [number_of(writer.rows, "row")]
+        facts += [
+            f"{what} {value}" for what, value in (("rank", writer.rank), ("node", writer.node)) if value is not None
+        ]
+        facts += ["primary"] * writer.primary
+        text.append(", ".join(facts))
         for path in dict.fromkeys(part.path.parent for part in writer.parts):
             text.append(f"  {visible(os.path.relpath(path, top))}", "dim")
         for problem in writer.problems:
             text.append("\n    ").append(f"! {visible(problem)}", "yellow")
     if len(run.writers) > len(shown):
         text.append(f"\n  and {len(run.writers) - len(shown)} writers more")
-
-
-def _facts_of_writer(writer: Writer, state: str) -> Iterator[str]:
-    yield f"{state} (exit code {writer.parts[-1].exit_code})" if writer.state == "failed" else state
-    yield number_of(writer.rows, "row")
-    if writer.rank is not None:
-        yield f"rank {writer.rank}"
-    if writer.node is not None:
-        yield f"node {writer.node}"
-    if writer.primary:
-        yield "primary"
 
 
 def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> dict[str, MetricHistory]:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from dist_wandb.errors import ConfigurationError
@@ -35,9 +35,6 @@ from dist_wandb.runs.client_settings import (
     workspace_values,
 )
 from dist_wandb.runs.wandb_private import inherits_service
-
-if TYPE_CHECKING:
-    import wandb
 
 TRUST_OPTION = "--trust-server"
 """Option of all commands that allows the API key to go to a server; its value is the server's address."""
@@ -84,7 +81,10 @@ def setup(trusted: str | None = None) -> Setup:
         server = destination(trusted)
     except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
         return Setup(None, without_values(error), None, None, None, None, None, inherits_service())
-    key, key_from = _api_key(settings, server.shown)
+    key, key_from, _ = _in_netrc(server.shown)
+    if settings.api_key:
+        in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
+        key, key_from = settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
     return Setup(mode, "", server, settings.entity, settings.project, key, key_from, inherits_service())
 
 
@@ -107,8 +107,7 @@ def destination(trusted: str | None = None) -> Destination:
         )
     source, is_users = _source_of(url)
     # Whether the key that wandb would send is the key for this very host in the user's netrc.
-    names = () if settings.api_key or settings.identity_token_file else _names_in_netrc(without_password(url))
-    has_own_key = any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
+    has_own_key = not (settings.api_key or settings.identity_token_file) and _in_netrc(without_password(url))[2]
     is_named = is_users or (has_own_key and urlsplit(url).scheme == "https")
     return Destination(url, without_password(url), source, refusal_of(url, source, is_named=is_named, trusted=trusted))
 
@@ -179,27 +178,16 @@ def _source_of(url: str) -> tuple[str, bool]:
     return "wandb's settings", False
 
 
-def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None]:
-    if settings.api_key:
-        in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
-        return settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
-    for path, hosts in _netrcs():
-        for name in (*_names_in_netrc(url), "default"):
-            if name in hosts:
-                return hosts[name][2], path
-    return None, None
-
-
-def _netrcs() -> Iterator[tuple[str, Mapping[str, Any]]]:  # path, and logins by host
+def _in_netrc(url: str) -> tuple[str | None, str | None, bool]:
+    """Return a server's key in the user's netrc, the path of that file, and whether it is the key of this very host."""
+    parts = urlsplit(url)
     for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
         with suppress(OSError, RuntimeError, NetrcParseError):
-            yield path, netrc(Path(path).expanduser()).hosts
-
-
-def _names_in_netrc(base_url: str) -> tuple[str, str]:
-    """Return the names under which netrc may have a server's key: newer versions of wandb include the port."""
-    parts = urlsplit(base_url)
-    return parts.netloc, parts.hostname or ""
+            hosts = netrc(Path(path).expanduser()).hosts
+            for name in (parts.netloc, parts.hostname, "default"):  # newer versions of wandb include the port
+                if name in hosts:
+                    return hosts[name][2], path, name != "default"
+    return None, None, False
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -46,14 +46,14 @@ class Interception:
 
     def __init__(self, owner: object, name: str) -> None:
         self.original: Callable[..., Any] = getattr(owner, name)
-        self._owner = owner
+        self.owner = owner
         self._name = name
         self._own = vars(owner).get(name)  # a module's function; a method of a disabled run in older versions
         self.handlers: list[Handler] = []
 
         def method(*args: Any, **kwargs: Any) -> Any:
             handlers = self.handlers  # without handlers, an old reference to this method calls the original
-            if not handlers or (id(self._owner), self._name) in _bypassed():
+            if not handlers or (id(self.owner), self._name) in _bypassed():
                 return self.original(*args, **kwargs)
             return handlers[-1](self.original, *args, **kwargs)
 
@@ -69,8 +69,8 @@ class Interception:
         def remove() -> None:
             if handler in self.handlers:
                 self.handlers.remove(handler)
-            if not self.handlers and vars(self._owner).get(self._name) is self.method:
-                _put(self._owner, self._name, self._own)
+            if not self.handlers and vars(self.owner).get(self._name) is self.method:
+                _put(self.owner, self._name, self._own)
 
         return remove
 
@@ -93,12 +93,6 @@ def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
     return (_found(owner, name) or Interception(owner, name)).add(handler)
 
 
-def undecorated(owner: Any, name: str) -> Callable[..., Any]:
-    """Return a function of a module without our handlers, also for its signature."""
-    interception, found = _found(owner, name), getattr(owner, name)
-    return found if interception is None else interception.original
-
-
 def original(owner: Any, name: str) -> Callable[..., Any]:
     """Return the method of an object without our handlers; if others have replaced it, their replacement."""
     interception = _found(owner, name)
@@ -106,6 +100,7 @@ def original(owner: Any, name: str) -> Callable[..., Any]:
         return interception.original
     method: Callable[..., Any] = getattr(owner, name)
 
+    @functools.wraps(method)
     def bypass(*args: Any, **kwargs: Any) -> Any:
         bypassed, which = _bypassed(), (id(owner), name)
         bypassed.append(which)
@@ -129,7 +124,8 @@ def _bypassed() -> list[tuple[int, str]]:
 def _found(owner: object, name: str) -> Interception | None:
     method = getattr(owner, "__dict__", {}).get(name)
     found = getattr(method, "__dict__", {}).get(_MARK)
-    return found if isinstance(found, Interception) else None
+    # wandb's functions are methods of its run, which may be intercepted itself, or its class.
+    return found if isinstance(found, Interception) and found.owner is owner else None
 
 
 def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_current: bool = True) -> Callable[[], None]:
@@ -141,34 +137,18 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
     """
     module, running = sys.modules.get("wandb"), running_run()
     stand_in = run if isinstance(run, NullRun) else None
-    is_used, removals = is_current and running is None, []
+    is_used, removals = is_current and running is None, ExitStack()
     for name, handler in handlers.items():
         is_own = stand_in is not None or name == "finish" or callable(getattr(type(run), name, None))
         if not (is_own and hasattr(run, "__dict__") and hasattr(run, name)):  # a mock of a run, which a test inspects
             continue
-        removals.append(intercept(run, name, handler))
-        interception = _found(run, name)
-        if name not in _MODULE_FUNCTIONS or not hasattr(module, name):
-            continue
-        if running is run and interception is not None:
-            vars(module)[name] = interception.method
-            removals.append(functools.partial(_restore, module, name, interception))
-        elif is_used and stand_in is None and name == "log":
-            removals.append(intercept(module, name, handler))
+        removals.callback(intercept(run, name, handler))
+        is_modules = running is run or (is_used and stand_in is None and name == "log")
+        if is_modules and name in _MODULE_FUNCTIONS and hasattr(module, name):
+            removals.callback(intercept(module, name, handler))
     if is_used and stand_in is not None:
-        removals.append(_serve(stand_in))
-
-    def remove_all() -> None:
-        for remove in removals:
-            remove()
-
-    return remove_all
-
-
-def _restore(module: object, name: str, interception: Interception) -> None:
-    """Restore a function of wandb, unless wandb has replaced it or other sessions still intercept it."""
-    if not interception.handlers and vars(module).get(name) is interception.method:
-        vars(module)[name] = interception.original
+        removals.callback(_serve(stand_in))
+    return removals.close
 
 
 def logs_first(log: Callable[..., None]) -> Handler:
@@ -208,25 +188,19 @@ def _serve(run: NullRun) -> Callable[[], None]:
     ``wandb.init`` opens a second run. If wandb is not imported yet, this happens when it is (`_Finder`). The returned
     function undoes it, unless wandb has set the names anew meanwhile.
     """
-    undo: list[Callable[[], None]] = []
     if "wandb" in sys.modules:
-        undo.append(_use(run))
-    else:
-        finder = _Finder(lambda: undo.append(_use(run)))
-        sys.meta_path.insert(0, finder)
-        undo.append(finder.remove)
-
-    def restore() -> None:
-        while undo:
-            undo.pop()()
-
-    return restore
+        return _use(run)
+    undo = ExitStack()
+    finder = _Finder(lambda: undo.callback(_use(run)))
+    sys.meta_path.insert(0, finder)
+    undo.callback(finder.remove)
+    return undo.close
 
 
 class _Finder(MetaPathFinder):
     """A finder in `sys.meta_path` that calls a function once wandb is imported: there is no other way to learn that."""
 
-    def __init__(self, then: Callable[[], None]) -> None:
+    def __init__(self, then: Callable[[], object]) -> None:
         self._then = then
 
     def remove(self) -> None:

@@ -199,7 +199,12 @@ class RunOpener:
         if offline:
             arguments["mode"] = "offline"
         if is_job or offline or not self.as_given:
-            settings = arguments["settings"] = _copied_settings(arguments.get("settings"))
+            import wandb
+
+            given = arguments.get("settings")
+            with client_settings.hidden_values():
+                given = wandb.Settings(**given) if isinstance(given, Mapping) else given or wandb.Settings()
+            settings = arguments["settings"] = given.model_copy()
             if is_job:
                 _follow(plan, topology, arguments, settings)
             # For a dead server, and for the loss of a killed rank.
@@ -283,8 +288,8 @@ def _init(arguments: Mapping[str, Any]) -> Run:
     # "auto" would read and write ``wandb-resume.json`` of whoever owns it; `restart` has looked for the id already.
     given = {**arguments, "resume": "allow"} if requested.resume(arguments) == "auto" else dict(arguments)
     # Some versions warn of ``anonymous=None`` because it differs from the default.
-    init: Any = interception.undecorated(wandb, "init")  # another session may serve a rank without a run
-    parameter = inspect.signature(init, follow_wrapped=False).parameters.get("anonymous")
+    init: Any = interception.original(wandb, "init")  # another session may serve a rank without a run
+    parameter = inspect.signature(init).parameters.get("anonymous")
     if given.get("anonymous") is None and parameter is not None and parameter.default is not None:
         given.pop("anonymous", None)
     try:
@@ -338,13 +343,6 @@ def _follow(plan: RunPlan, topology: Topology, arguments: dict[str, Any], settin
         if mode == "online":
             settings.mode, arguments["mode"] = "shared", None
             settings.x_primary = settings.x_update_finish_state = plan.primary
-
-
-def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.Settings:
-    import wandb
-
-    with client_settings.hidden_values():
-        return wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
 
 
 def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: bool) -> None:

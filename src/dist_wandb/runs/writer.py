@@ -227,9 +227,15 @@ class MetricDefiner:
 
     def due(self, row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the names of a row that must be defined before it is logged, with their definitions."""
-        new = [name for name in row if not self._settled.get(name)]
-        due = [(name, given) for name in new if (given := self._settled_by(name)) is not None]
-        self._settled.update(dict.fromkeys(new, True))
+        due, definitions = list[tuple[str, Mapping[str, Any]]](), self._definitions.given
+        for name in [name for name in row if not self._settled.get(name)]:
+            pattern = longest_pattern(name, definitions)
+            is_left_to_wandb = pattern == "*" and name not in self._settled  # it replaces our pattern
+            self._settled[name] = True
+            if pattern is not None and not is_left_to_wandb and name not in (STEP_METRIC, _TIME):
+                given, of_all = definitions[pattern], definitions.get("*", {})
+                has_axis = given.get("step_metric") is not None or of_all.get("step_metric") is not None
+                due.append((name, given if has_axis else {**given, **_OURS}))
         return due
 
     def missing(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,17 +280,6 @@ class MetricDefiner:
     def _unsettle(self) -> None:
         given = self._definitions.given
         self._settled = {name: name in given for name in {*self._settled, *given}}
-
-    def _settled_by(self, name: str) -> Mapping[str, Any] | None:
-        definitions = self._definitions.given
-        pattern = longest_pattern(name, definitions)
-        is_left_to_wandb = pattern == "*" and name not in self._settled  # it replaces our pattern
-        if pattern is None or is_left_to_wandb or name in (STEP_METRIC, _TIME):
-            return None
-        given, of_all = definitions[pattern], definitions.get("*", {})
-        if given.get("step_metric") is None and of_all.get("step_metric") is None:
-            return {**given, **_OURS}
-        return given
 
 
 def define_step_metric(run: AnyRun, step_metric: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.wandb_files.finding import natural_order
-from dist_wandb.wandb_files.records import UNUSED, Record, read_records, whole
+from dist_wandb.wandb_files.records import NUMBERS, UNUSED, Record, read_records, whole
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.small_files import Directory
 
@@ -36,7 +36,6 @@ _BETWEEN_CHECKS = 4096  # rows
 _LONGEST_NAME = 1000  # characters of a metric's name
 _LARGEST_CONFIG = 4 * 2**20  # characters
 _MOST_COUNTED = 4096  # ranks
-_NUMBERS = frozenset({int, float})  # without bool
 
 
 @dataclass(frozen=True)
@@ -276,9 +275,9 @@ class _Metrics(dict[str, "array[float]"]):
 
 def numbers_and_media(row: Mapping[str, Any]) -> tuple[Mapping[str, float], dict[str, dict[str, Any]]]:
     """Return the numbers of a row, and its media: ``x._type``, ``x.width`` and so on describe an image ``x``."""
-    if _NUMBERS.issuperset(map(type, row.values())):
+    if NUMBERS.issuperset(map(type, row.values())):
         return row, {}
-    numbers = {name: value for name, value in row.items() if type(value) in _NUMBERS}
+    numbers = {name: value for name, value in row.items() if type(value) in NUMBERS}
     starts = {name[: -len("_type")] for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)}
     media: dict[str, dict[str, Any]] = {}
     start = None

@@ -290,7 +290,15 @@ def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:
 
 
 def _run_of(files: Sequence[StoredRun]) -> LocalRun:
-    writers = _writers_of(files)
+    by_label: dict[str | None, list[StoredRun]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: (file.started or "", path_order(file.path))):
+        by_label[file.shared_as.label if file.shared_as else None].append(file)
+    writers = []
+    for label, own in by_label.items():
+        job, shared = own[-1].sidecar, own[-1].shared_as
+        rank, node = (job.global_rank, job.node_rank) if job else (None, None)
+        writers.append(Writer(label, rank, node, shared.primary if shared else True, tuple(own)))
+    writers.sort(key=lambda one: (not one.primary, one.rank is None, one.rank or 0))
     parts = [part for writer in writers for part in reversed(writer.parts)]  # in order of precedence
     config: dict[str, Any] = {}
     for part in reversed(parts):
@@ -309,21 +317,8 @@ def _run_of(files: Sequence[StoredRun]) -> LocalRun:
         config=config,
         started=min((part.started for part in parts if part.started), default=None),
         step_axis=first("step_axis") or "_step",
-        writers=writers,
+        writers=tuple(writers),
     )
-
-
-def _writers_of(files: Sequence[StoredRun]) -> tuple[Writer, ...]:
-    """Return the writers of one run: the primary, then the others by rank."""
-    by_label: dict[str | None, list[StoredRun]] = defaultdict(list)
-    for file in sorted(files, key=lambda file: (file.started or "", path_order(file.path))):
-        by_label[file.shared_as.label if file.shared_as else None].append(file)
-    writers = []
-    for label, parts in by_label.items():
-        job, shared = parts[-1].sidecar, parts[-1].shared_as
-        rank, node = (job.global_rank, job.node_rank) if job else (None, None)
-        writers.append(Writer(label, rank, node, shared.primary if shared else True, tuple(parts)))
-    return tuple(sorted(writers, key=lambda one: (not one.primary, one.rank is None, one.rank or 0)))
 
 
 def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
@@ -366,11 +361,15 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
     return columns
 
 
-def rows_of(files: Iterable[StoredRun], names: Sequence[str]) -> Iterator[list[Any]]:
-    """Yield the values of names, the first of which is the x axis, in each row that has another one of them."""
-    for file in files:
-        for row in rows_in(file.path, file.directory):
+def rows_of(run: LocalRun, names: Sequence[str], found: set[str]) -> Iterator[list[Any]]:
+    """Yield the values of names, the first of which is the x axis, in each row that has another one of them.
+
+    Names that have values are added to `found`.
+    """
+    for part in (part for writer in run.writers for part in writer.parts):
+        for row in rows_in(part.path, part.directory):
             if any(name in row for name in names[1:]):
+                found.update(name for name in names if row.get(name) is not None)
                 yield [row.get(name) for name in names]
 
 

@@ -74,7 +74,7 @@ def value_of(run: LocalRun, key: str) -> Any:
     if key in _OWN:
         return getattr(run, key)
     name = key.removeprefix("config.")
-    found = _within(run.config, name)
+    found = run.config[name] if name in run.config else dict(flattened(run.config)).get(name)
     if found is None and name == key and key in run.metrics:
         return run.metrics[key].last
     return found
@@ -184,17 +184,6 @@ def of_rank(name: str) -> tuple[str, str] | None:
 
 def _is_called(run: LocalRun, name: str) -> bool:
     return any(own is not None and (own == name or fnmatchcase(own, name)) for own in (run.id, run.name))
-
-
-def _within(config: Mapping[str, Any], name: str) -> Any:
-    if name in config:
-        return config[name]
-    value: Any = config
-    for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return None
-        value = value[part]
-    return value
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

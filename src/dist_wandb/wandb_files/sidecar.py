@@ -58,21 +58,9 @@ class Sidecar:
 
     @classmethod
     def of(cls, plan: RunPlan, topology: Topology) -> Sidecar:
-        return cls(
-            run_id=unit_run_id(plan),
-            base_id=plan.base_id,
-            run_mode=plan.run_mode,
-            rank_scope=plan.rank_scope,
-            shared=plan.has_writers,
-            label=plan.label or plan.hardware,
-            primary=plan.primary,
-            group=plan.group,
-            global_rank=topology.global_rank,
-            local_rank=topology.local_rank,
-            node_rank=topology.node_rank,
-            world_size=topology.world_size,
-            num_nodes=topology.num_nodes,
-        )
+        own = {"run_id": unit_run_id(plan), "shared": plan.has_writers, "label": plan.label or plan.hardware}
+        known = {**vars(topology), **vars(plan), **own}
+        return cls(**{field.name: known[field.name] for field in fields(cls)})
 
     @classmethod
     def from_json(cls, record: Any) -> Sidecar:
@@ -159,16 +147,12 @@ def stalls_of(directories: Iterable[Directory]) -> tuple[list[StoredStall], int]
             found |= {run.path / "files" / name: run for name in names if _STALL.fullmatch(name)}
     stalls = []
     for path in sorted(found, key=lambda path: path.name)[-_MOST_STALLS:]:
-        with suppress(OSError, ReadError):
-            stalls.append(_read_stall(path, found[path]))
+        with suppress(OSError, ReadError), os.fdopen(open_ordinary(path, within=found[path]), "rb") as file:
+            when, message, *_ = [*file.read(_HEAD).decode("utf-8", "replace").split("\n"), ""]
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            over = _OVER.search(file.read(_TAIL))
+            lasted = int(over[1]) if over else None
+            if len(message) > _LONGEST_MESSAGE:
+                message = f"{message[: _LONGEST_MESSAGE - 1]}…"
+            stalls.append(StoredStall(visible(when[:_LONGEST_TIME]), visible(message), lasted, str(path)))
     return stalls, len(found)
-
-
-def _read_stall(path: Path, within: Directory) -> StoredStall:
-    with os.fdopen(open_ordinary(path, within=within), "rb") as file:
-        when, message, *_ = [*file.read(_HEAD).decode("utf-8", "replace").split("\n"), ""]
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        over = _OVER.search(file.read(_TAIL))
-    if len(message) > _LONGEST_MESSAGE:
-        message = f"{message[: _LONGEST_MESSAGE - 1]}…"
-    return StoredStall(visible(when[:_LONGEST_TIME]), visible(message), int(over[1]) if over else None, str(path))

@@ -164,24 +164,22 @@ def own_directory(path: Path) -> int:
 
 def parse_json(content: str | bytes) -> Any:
     """Parse JSON, as text or in UTF-8. Raises `ValueError` if it is malformed, or nested deeper than `DEPTH`."""
-    if is_deeper(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")):
-        raise ValueError(f"lists and objects are nested deeper than {DEPTH}")
-    return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
+    with suppress(RecursionError):
+        value = json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
+        if not is_deeper(value):
+            return value
+    raise ValueError(f"lists and objects are nested deeper than {DEPTH}")
 
 
-def is_deeper(content: bytes) -> bool:
-    """Return whether JSON is nested deeper than `DEPTH`. The result for other content is undefined."""
-    if content.count(b"[") + content.count(b"{") <= DEPTH:
-        return False
-    # Linear passes in C instead of recursion.
-    marks = content.replace(rb"\\", b"").replace(rb"\"", b"").translate(_AS_ONE_KIND, _NO_MARKS)
-    outside_strings = marks.replace(b'""', b"").split(b'"')[::2]  # two adjacent strings count as one
-    brackets = b"".join(outside_strings)
-    for _ in range(DEPTH):
-        before, brackets = len(brackets), brackets.replace(b"[]", b"")
-        if len(brackets) == before:  # no pairs are left
-            break
-    return bool(brackets)
+def is_deeper(value: Any) -> bool:
+    """Return whether lists and dicts in a value are nested deeper than `DEPTH`."""
+    level = [value]
+    for _ in range(DEPTH + 1):
+        level = [one for one in level if isinstance(one, (list, dict))]
+        if not level:
+            return False
+        level = [one for each in level for one in (each.values() if isinstance(each, dict) else each)]
+    return True
 
 
 def _check(path: Path, found: os.stat_result, owner: int | None = None, *, kind: int = stat.S_IFREG) -> None:
@@ -203,6 +201,3 @@ KINDS = {  # by `stat.S_IFMT` of the mode
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-
-_AS_ONE_KIND = bytes.maketrans(b"{}", b"[]")
-_NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))

@@ -87,7 +87,7 @@ def test_an_unknown_option_shows_the_usage_of_its_command(capsys: Capture) -> No
 
 
 @pytest.mark.slow
-def test_a_terminal_is_told_of_work_that_takes_more_than_a_second() -> None:
+def test_only_a_terminal_is_told_of_work() -> None:
     code = "from dist_wandb.cli.command import working\nwith working('reading'): {}"
     command = [sys.executable, "-c", code.format("input()")]
     ours, theirs = os.openpty()
@@ -97,7 +97,7 @@ def test_a_terminal_is_told_of_work_that_takes_more_than_a_second() -> None:
             shown += os.read(ours, 1000)
         told.communicate(b"\n", timeout=120)
     assert told.returncode == 0
-    command = [sys.executable, "-c", code.format("__import__('time').sleep(1.5)")]
+    command = [sys.executable, "-c", code.format("pass")]
     done = subprocess.run(command, capture_output=True, timeout=120, check=True)
     assert done.stdout == done.stderr == b""
 

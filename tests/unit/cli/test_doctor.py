@@ -411,7 +411,10 @@ def test_key_for_one_host_is_sent_there_but_a_key_for_any_host_is_not(set_variab
         found = current_server.destination()
         assert (found.source, found.takes_key) == (f"{tmp_path}/wandb/settings", takes_key)
     place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
-    set_variables(WANDB_API_KEY=KEY)  # wandb then uses this key, for any host
+    (tmp_path / "first").write_text(f"default\n  login user\n  password {KEY}\n")
+    set_variables(NETRC=str(tmp_path / "first"))  # wandb then uses this key, for any host
+    assert not current_server.destination().takes_key
+    set_variables(NETRC="", WANDB_API_KEY=KEY)  # wandb then uses this key, for any host
     assert not current_server.destination().takes_key
 
 

@@ -34,7 +34,6 @@ OPENS = frozenset(
 # By sub-package and function: the called functions, and why each is safe.
 ALLOWED = {
     ("wandb_files", "search"): {"open": "what the user gives, or no link, in a directory that is open"},
-    ("wandb_files", "row"): {"raw_decode": "numbers that a pattern has found"},
     ("report", "check_target"): {"open": "a descriptor that small_files has opened"},
     ("report", "_asset"): {"read_text": "a file of this package"},
     ("report", "_run"): {"open": "the browser"},

@@ -18,7 +18,7 @@ from dist_wandb.cli.report.media import LoggedMedia, cell_text
 from dist_wandb.cli.report.page import plain
 from dist_wandb.cli.report.thinning import Blame, Budget, Curve
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
-from dist_wandb.settings.reduction import BUSY, DEGRADED, TIMES, longest_pattern
+from dist_wandb.settings.reduction import BUSY, DEGRADED, TIMES, Definitions
 from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
 from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
@@ -69,37 +69,26 @@ class Progress:
             self._is_open = True
 
 
-class Axes:
-    """The x axes of the metrics, as a file defines them (``run.define_metric``)."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = {TIME}  # the defined axes, and W&B's clock
-        self._axes: dict[str, str] = {}  # by name or pattern
-
-    def define(self, record: Mapping[str, Any]) -> None:
-        axis, name, pattern = (record.get(key) for key in ("step_metric", "name", "glob_name"))
-        if axis and (name or pattern) and len(self._axes) < MOST_NAMES:
-            self.names.add(axis)
-            self._axes[str(name or pattern)] = axis
-
-    def of(self, name: str) -> str:
-        return self._axes.get(name) or self._axes.get(longest_pattern(name, self._axes) or "") or "_step"
-
-
 class Rows:
     """Collects the rows of one file; `metrics` are patterns of the metrics to keep."""
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
         self.left_out: int = 0  # number of names that match but have no curve
-        self.axes: Axes = Axes()
         self.curves: dict[str, Curve] = {}
         self.blames: dict[str, Blame] = {}
         self.media: LoggedMedia = LoggedMedia()
         self.progress: Progress = Progress()
+        self._definitions = Definitions()  # of the x axes
         self._budget = budget
         self._matches = re.compile("|".join(map(translate, metrics))).match
         self._skipped: set[str] = set()  # names that have no curve
         self._positions: dict[str, float] = {}  # last value of each x axis
+
+    def define(self, record: Mapping[str, Any]) -> None:
+        """Take over the x axis of a metric or a pattern, as a file defines it (``run.define_metric``)."""
+        axis, name = record.get("step_metric"), record.get("name") or record.get("glob_name")
+        if axis and name and len(self._definitions.given) < MOST_NAMES:
+            self._definitions = self._definitions.followed_by(name, {"step_metric": axis})
 
     def add(self, item: Mapping[str, Any]) -> None:
         row, media = numbers_and_media(item)
@@ -124,14 +113,14 @@ class Rows:
 
     def _new(self, name: str, row: Mapping[str, float]) -> Curve | None:
         """Start the curve of a new name; return `None` to skip it."""
-        is_axis = name in self.axes.names
+        is_axis = name == TIME or name in self._definitions.axes
         is_wanted = is_axis or (name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None)
         if not is_wanted or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
             if len(self._skipped) < 10 * MOST_NAMES:
                 self._skipped.add(name)
                 self.left_out += is_wanted
             return None
-        axis = "_step" if is_axis else self.axes.of(name)
+        axis = "_step" if is_axis else self._definitions.of(name).get("step_metric", "_step")
         if axis not in self._positions:
             axis = axis if math.isfinite(row.get(axis, math.nan)) else "_step"
             position = row.get(axis, math.nan)
@@ -205,7 +194,7 @@ class FileForReport:
             self.rows.add(contents)
             record = kind, {name: value for name, value in contents.items() if name.startswith(TIMES)}
         elif kind == "metric":
-            self.rows.axes.define(contents)
+            self.rows.define(contents)
         elif kind == "stats":
             self._add_sample(contents)
         elif kind == "output_raw":

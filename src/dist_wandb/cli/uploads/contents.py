@@ -216,22 +216,18 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
                 f"an artifact of it names {name!r} as the list of its files, which W&B's uploader reads, with all the "
                 "files in it, and removes. If the run is your own, give --trust."
             )
-        _check_addresses(record)
+        for number, what in _IN_ADDRESSES.items():  # with a name such as ``../../owner/project/id`` it is another run
+            for name in _texts(record, _RUN, number):
+                if _STEERING & set(name) or not name.isprintable() or name in (".", "..") or len(name) > _LONGEST_NAME:
+                    raise UploadError(
+                        f"the {what} of its run is {name[:_LONGEST_NAME]!r}, which would lead to another address of "
+                        "the server. W&B does not allow such names."
+                    )
         record = _changed(record, (_ARTIFACT, _MANIFEST, _CONTENTS), lambda entry: _copied(entry, rules, make_copy))
         owners = ((kind, field) for kind, field in _ENTITIES.items() if kind in kinds)
         return record + b"".join(_owner_of(record, kind, field, rules) for kind, field in owners)
     except MalformedError as error:
         raise UploadError(f"it has a record that is not in W&B's format: {error}.") from None
-
-
-def _check_addresses(record: bytes) -> None:
-    """Check names that become parts of URLs: with one such as ``../../owner/project/id`` it would be another run."""
-    for what, name in [(what, name) for number, what in _IN_ADDRESSES.items() for name in _texts(record, _RUN, number)]:
-        if _STEERING & set(name) or not name.isprintable() or name in (".", "..") or len(name) > _LONGEST_NAME:
-            raise UploadError(
-                f"the {what} of its run is {name[:_LONGEST_NAME]!r}, which would lead to another address of the "
-                "server. W&B does not allow such names."
-            )
 
 
 def _owner_of(record: bytes, kind: int, field: int, rules: Rules) -> bytes:

@@ -122,7 +122,13 @@ def rules_of(file: UploadFile) -> Rules:
 
 
 def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
-    yield from _copies(runs)
+    starts: dict[tuple[str | None, str], list[Path]] = defaultdict(list)
+    for run in runs:
+        if run.started:
+            starts[run.sidecar.label if run.sidecar else None, run.started].append(run.path.parent)
+    for copies in starts.values():
+        if len(copies) > 1:
+            yield f"{_named(copies, ' and ')} are copies of one file: their rows would be uploaded {len(copies)} times."
     shared = [run.shared_as for run in runs if run.shared_as is not None]
     if not shared:
         return
@@ -151,16 +157,6 @@ def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
                 f"Of its {shared[0].world_size} ranks, {are_missing} missing. Give their directories too, or copy them "
                 "here: W&B may lose rows if a writer joins a shared run after the primary's rows."
             )
-
-
-def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
-    starts: dict[tuple[str | None, str], list[Path]] = defaultdict(list)
-    for run in runs:
-        if run.started:
-            starts[run.sidecar.label if run.sidecar else None, run.started].append(run.path.parent)
-    for copies in starts.values():
-        if len(copies) > 1:
-            yield f"{_named(copies, ' and ')} are copies of one file: their rows would be uploaded {len(copies)} times."
 
 
 def _named(found: Sequence[object], between: str) -> str:
@@ -202,29 +198,24 @@ def problems_of_file(file: UploadFile) -> Iterator[str]:
 
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield reasons to refuse the upload unless trusted: another user's run, and files and owners outside of it."""
-    others = [] if file.terms.trust else list(_owned_by_others(file))
-    if others:
-        yield from others
+    if file.terms.trust:
+        yield from violations(file.path, rules_of(file))
         return
-    yield from violations(file.path, rules_of(file))
-    links = [] if file.terms.trust else [link_in_words(path) for path, kind in entries if kind == S_IFLNK]
-    yield from _first(links, file, "links")
-
-
-def _owned_by_others(file: UploadFile) -> Iterator[str]:
-    """Yield why a run is not this user's. Its owner could replace anything in it while it is uploaded."""
-    with (
-        file.run.directory.opened() as folder,
-        os.fdopen(open_ordinary(file.path, within=file.run.directory)) as opened,
-    ):
-        both = ((file.path.parent, folder), (file.path, opened.fileno()))
-        for path, handle in both if is_in_run_directory(file.path) else both[1:]:
-            owner = os.fstat(handle).st_uid
-            if owner != os.getuid():
-                yield (
-                    f"{path} belongs to user {owner}, not to you (user {os.getuid()}). Copy the directory, which makes "
-                    "it yours, and upload the copy. If the run is your own, give --trust."
-                )
+    owners: dict[Path, int] = {}
+    with os.fdopen(open_ordinary(file.path, within=file.run.directory)) as opened:
+        owners[file.path] = os.fstat(opened.fileno()).st_uid
+    if is_in_run_directory(file.path):
+        with file.run.directory.opened() as folder:
+            owners = {file.path.parent: os.fstat(folder).st_uid, **owners}
+    others = {path: owner for path, owner in owners.items() if owner != os.getuid()}
+    for path, owner in others.items():  # who could replace anything in it while it is uploaded
+        yield (
+            f"{path} belongs to user {owner}, not to you (user {os.getuid()}). Copy the directory, which makes it "
+            "yours, and upload the copy. If the run is your own, give --trust."
+        )
+    if not others:
+        yield from violations(file.path, rules_of(file))
+        yield from _first([link_in_words(path) for path, kind in entries if kind == S_IFLNK], file, "links")
 
 
 def left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
@@ -288,25 +279,22 @@ def known_of(run: StoredRun, terms: Terms) -> UploadFile:
     if terms.again:
         return file
     try:
-        sent = FileState(run).sent()
-        return _known_by_directory(file) if sent is None else replace(file, sent=sent)
+        if (sent := FileState(run).sent()) is not None:
+            return replace(file, sent=sent)
+        mark = mark_of(run.path)
+        is_marked = os.path.lexists(mark)
+        if is_marked and terms.trust:
+            everything = Sent(Lines(history=run.rows), completed=True, attempts=1, ended=True)
+            return replace(file, sent=everything, is_marked=True)
+        logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
     except Exception as error:  # noqa: BLE001  # any failure affects this file only
         return replace(file, problem=in_words(error, run.path))
-
-
-def _known_by_directory(file: UploadFile) -> UploadFile:
-    run, mark = file.run, mark_of(file.path)
-    is_marked = os.path.lexists(mark)
-    if is_marked and file.terms.trust:
-        everything = Sent(Lines(history=run.rows), completed=True, attempts=1, ended=True)
-        return replace(file, sent=everything, is_marked=True)
-    logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
     doubt = (
         f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark.name}), but you have not uploaded it from "
         "this account. --trust accepts the mark, if the directory is yours, and remembers it. --force uploads the run."
     )
     doubts = (doubt,) if is_marked and not is_complete(logged, run) else ()
-    return replace(file, sent=logged, by_log=bool(logged.attempts) and not file.terms.trust, doubts=doubts)
+    return replace(file, sent=logged, by_log=bool(logged.attempts) and not terms.trust, doubts=doubts)
 
 
 def _planned(runs: Sequence[StoredRun], terms: Terms) -> UploadRun:

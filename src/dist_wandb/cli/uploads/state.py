@@ -342,7 +342,9 @@ class _Reader:
         address = text_in(entry, "url") or text_in(entry, "error")
         if message.startswith(("api: retrying", "api: HTTP error")) and "/file_stream" in address:
             self._tries += 1
-            self._refusals += _was_refused(entry)
+            is_answer = _FIRST_REFUSAL <= count_in(entry, "status") < _FIRST_SERVER_ERROR
+            # The server certainly has nothing of it: it refused it, or was never reached.
+            self._refusals += is_answer if "status" in entry else ": dial tcp" in text_in(entry, "error")
         elif message.startswith("filestream: fatal error"):
             self._give_up(message)
         elif message == "sender: closed":
@@ -376,13 +378,6 @@ class _Reader:
         if self._pending is not None and not surely_refused:
             self._unsure = count_in(self._pending, "history_lines")
         self._pending = None
-
-
-def _was_refused(entry: dict[str, Any]) -> bool:
-    """Whether the server certainly has nothing of a request: it refused it, or was never reached."""
-    if "status" in entry:
-        return _FIRST_REFUSAL <= count_in(entry, "status") < _FIRST_SERVER_ERROR
-    return ": dial tcp" in text_in(entry, "error")
 
 
 def _problem(message: str, entry: dict[str, Any]) -> str:

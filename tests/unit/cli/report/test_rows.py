@@ -10,7 +10,7 @@ from dist_wandb.cli.report.thinning import Budget
 def rows_of(*items: dict[str, Any], axis: str | None = "global_step") -> Rows:
     made = Rows(Budget(10_000))
     if axis:
-        made.axes.define({"glob_name": "*", "step_metric": axis})
+        made.define({"glob_name": "*", "step_metric": axis})
     for item in items:
         made.add(item)
     return made
@@ -22,9 +22,11 @@ def points(found: Rows, name: str) -> list[tuple[float, float]]:
 
 def test_of_several_definitions_the_longest_pattern_and_the_exact_name_win() -> None:
     made = rows_of(axis="global_step")
-    made.axes.define({"glob_name": "val/*", "step_metric": "epoch"})
-    made.axes.define({"name": "val/acc", "step_metric": "seen"})
-    assert [made.axes.of(name) for name in ("loss", "val/loss", "val/acc")] == ["global_step", "epoch", "seen"]
+    made.define({"glob_name": "val/*", "step_metric": "epoch"})
+    made.define({"name": "val/acc", "step_metric": "seen"})
+    made.add(dict.fromkeys(("loss", "val/loss", "val/acc", "global_step", "epoch", "seen"), 1.0))
+    axes = [made.curves[name].axis for name in ("loss", "val/loss", "val/acc")]
+    assert axes == ["global_step", "epoch", "seen"]
 
 
 def test_without_a_definition_or_its_values_rows_are_counted_as_w_and_b_does() -> None:
