@@ -42,14 +42,14 @@ HANDSHAKE = 5.0  # seconds that a child waits to be accepted, and that the sessi
 _STUCK = 30.0  # seconds that a child waits while the session's process reads nothing
 _RETRY_AFTER = 30.0  # seconds after such a failure before a child tries again
 _FLUSH_PATIENCE = 60.0  # seconds
-_ENDED = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
+_ENDED = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError)
 
 
 @dataclass(frozen=True)
 class Address:
     """The address at which a session's process accepts its children."""
 
-    path: str  # of the socket
+    name: str  # of the socket
     key: bytes = field(repr=False)  # secret shared by this job's processes only
 
 
@@ -208,7 +208,7 @@ def _connect(address: Address) -> Connection:
         client.setblocking(True)
         limit(client, receiving=0.0, sending=HANDSHAKE)
         try:
-            client.connect(address.path)  # waits while too many connections are waiting
+            client.connect(address.name)  # waits while too many connections are waiting
         except BlockingIOError:
             raise TimeoutError(f"the session's process accepts no connection for {HANDSHAKE:g} s") from None
         if not is_own(client):
@@ -224,9 +224,7 @@ def _connect(address: Address) -> Connection:
 
 
 def is_own(connected: socket.socket) -> bool:
-    """Return whether the peer is a process of this user. macOS does not report it, and relies on the directory."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
+    """Return whether the peer is a process of this user."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)
     return bool(user == os.geteuid())
