@@ -70,7 +70,7 @@ class PublishedRun(TypedDict):
     """The run of a primary."""
 
     values: dict[str, Any]  # its config, without secrets, and what it lacks: `config_values.publishable`
-    withheld: dict[str, str]
+    withheld: dict[str, bool]
     imposed: list[str]  # names whose values come from a sweep, and replace those that any rank was given
     metadata: dict[str, Any]
 
