@@ -67,7 +67,7 @@ def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
     """Find out why the layout is missing. An elected rank does this for all; if it is gone, each rank does."""
     rank, world_size = job_store.topology.global_rank, job_store.topology.world_size
     missing: list[int] | None = None
-    if job_store.claim(f"{_LAYOUT}/elected", rank) != rank:
+    if not job_store.is_first(f"{_LAYOUT}/elected"):
         within = interval(_TERM, world_size)
         spans = poll(lambda: job_store.try_get(_MISSING), within, LONGEST_PAUSE, world_size)
         if (layout := job_store.try_get(_LAYOUT)) is not None:

@@ -86,6 +86,10 @@ class JobStore:
         self.record_key(key)
         return _decoded(key, self.connection.call(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
+    def is_first(self, key: str) -> bool:
+        """Claim a key for this rank; return whether no other rank has claimed it before."""
+        return bool(self.claim(key, self.topology.global_rank) == self.topology.global_rank)
+
     def beside(self, namespace: str, caller: TimedCaller | None = None) -> JobStore:
         """Return access to keys with a further prefix, on a dedicated connection.
 

@@ -321,7 +321,7 @@ class OwnRun:
                 rank, unit = topology.global_rank, self._link.unit
                 key = f"{run_key(self._link.plan)}/without a run/{name}"
                 primary = unit.ranks[0] if unit.is_member else topology.coordinator
-                if ask(self._link.store, lambda store: store.claim(key, rank) == rank, otherwise=True):
+                if ask(self._link.store, lambda store: store.is_first(key), otherwise=True):
                     warn(
                         f"rank {rank} called {name}, which returns nothing there, because only rank {primary} has a "
                         "run. Read it with wandb.Api().artifact(...), which every rank can, or on rank "
