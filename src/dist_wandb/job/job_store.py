@@ -86,10 +86,6 @@ class JobStore:
         self.record_key(key)
         return _decoded(key, self.connection.call(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
-    def is_first(self, key: str) -> bool:
-        """Claim a key for this rank; return whether no other rank has claimed it before."""
-        return bool(self.claim(key, self.topology.global_rank) == self.topology.global_rank)
-
     def beside(self, namespace: str, caller: TimedCaller | None = None) -> JobStore:
         """Return access to keys with a further prefix, on a dedicated connection.
 
@@ -229,6 +225,11 @@ class RankValues(SharedList):
 
     def missing(self) -> list[int]:
         return sorted(set(range(self._keys.topology.world_size)) - dict(self.values).keys())
+
+
+def is_first(store: JobStore, key: str) -> bool:
+    """Claim a key for this rank; return whether no other rank has claimed it before."""
+    return bool(store.claim(key, store.topology.global_rank) == store.topology.global_rank)
 
 
 def not_of_a_rank(what: str, message: object, topology: Topology) -> RendezvousError:

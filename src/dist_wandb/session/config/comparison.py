@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any, TypedDict, TypeVar, get_origin, get_type_hints
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.job.job_store import JobStore, RankValues, not_of_a_rank
+from dist_wandb.job.job_store import JobStore, RankValues, is_first, not_of_a_rank
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller
 from dist_wandb.job.topology import Topology
@@ -129,7 +129,7 @@ class Connection:
         """Claim a key. Return whether no other rank has claimed it before; `True` if that cannot be determined."""
         with suppress(RendezvousError):
             job_store = self.store() if self.is_usable else None
-            return job_store is None or job_store.is_first(key)
+            return job_store is None or is_first(job_store, key)
         return True
 
     def close(self) -> None:
