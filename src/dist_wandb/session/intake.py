@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -34,20 +33,6 @@ from dist_wandb.settings.reduction import check_per_rank
 _LONGEST_ROW = 2.0  # seconds that a row gets to be passed on: SIGTERM's handler holds up the thread that logs it
 
 
-class IntakeState(Enum):
-    """Whether a session accepts rows. No transition leads back to `OPEN`."""
-
-    OPEN = "open"
-    # After `finish`, `release`, or once the user has finished this rank's run: `log` raises. What was accepted is with
-    # the exchange, and the run may still be ending.
-    CLOSED = "closed"
-    # On a rank without a run, once it is finished on the rank that has it: rows are dropped, with one warning.
-    DETACHED = "detached"
-
-
-_OPEN = IntakeState.OPEN  # a member of an enumeration takes longer to read
-
-
 class Position(NamedTuple):
     """Where a rank's next row lies on the x axis."""
 
@@ -63,7 +48,11 @@ class Intake:
     own: OwnRun
     exchange: Exchange
     _notices: Notices
-    state: IntakeState = IntakeState.OPEN
+    # Whether rows are accepted; not after `finish`, `release`, or once the user has finished this rank's run: `log`
+    # raises. What was accepted is with the exchange, and the run may still be ending.
+    is_open: bool = True
+    # Whether the run was finished on the rank that has it, and this one has none: rows are dropped, with one warning.
+    is_detached: bool = False
     # Held while a row is checked and passed on. Reentrant, so a signal handler that interrupts this may log and finish.
     accepting: threading.RLock = field(default_factory=threading.RLock)
     rows: int = 0  # accepted so far
@@ -130,9 +119,9 @@ class Intake:
             signs.last = monotonic()  # not before: torch.compile would warn of it
             if self._successor is not None:
                 self._successor.put(metrics, step, weight, commit, child=child)
-            elif self.state is _OPEN or not self._refuses(len(row)):
+            elif self.is_open or not self._refuses(len(row)):
                 self._pass_on(row, step, weight, commit, child=child)
-                if self.state is not _OPEN:
+                if not self.is_open:
                     self._refuses()  # a signal handler may have finished the session before the row was passed on
 
     def watch(self, values: Mapping[str, Any]) -> None:
@@ -149,8 +138,7 @@ class Intake:
         """Stop accepting rows, once those that other threads are logging are passed on."""
         has_turn = self.accepting.acquire(timeout=_LONGEST_ROW)
         try:
-            if self.state is _OPEN:
-                self.state = IntakeState.CLOSED
+            self.is_open = False
         finally:
             if has_turn:
                 self.accepting.release()
@@ -202,20 +190,20 @@ class Intake:
 
     def _refuses(self, values: int = 0) -> bool:
         """Return whether rows are dropped, and with this one so many values; raise if the session was finished."""
-        if self.state is IntakeState.CLOSED and not registry.process_end.has_begun:
+        if not (self.is_open or self.is_detached or registry.process_end.has_begun):
             error = ConfigurationError(
                 f"log was called on rank {self._link.topology.global_rank} after the session was finished. Log before "
                 "finish(), or open another session."
             )
             raise as_usage_error(error)
-        if self.state is IntakeState.DETACHED:
+        if self.is_detached:
             self.dropped += values
             self._notices.warn(
                 "dropped",
                 f"rank {self._link.topology.global_rank} called log after its run was finished on the rank that has "
                 "it. This and later rows are not written. Call log on all ranks before the run is finished.",
             )
-        return self.state is not IntakeState.OPEN
+        return not self.is_open
 
     def _copied(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of a row, with what W&B stores of its media now: the script may change them."""

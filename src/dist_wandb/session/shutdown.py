@@ -28,7 +28,7 @@ from dist_wandb.job.job_store import LONGEST_PAUSE
 from dist_wandb.job.timed_caller import call_or_default, poll
 from dist_wandb.notices import warn
 from dist_wandb.session import job_description, registry
-from dist_wandb.session.intake import Intake, IntakeState
+from dist_wandb.session.intake import Intake
 from dist_wandb.session.job_link import UnitEnd
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
@@ -75,7 +75,7 @@ class Shutdown:
                 self._finished.wait(patience)
             return
         try:
-            if self._intake.state is IntakeState.OPEN:
+            if self._intake.is_open:
                 if not failed:
                     self._link.report_end(is_over=False)
                 self._end(exit_code, within, failed=failed)
@@ -127,8 +127,8 @@ class Shutdown:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
         self._config_sync.in_background(published)
         self._own.alerts.deliver(published)
-        if self._config_sync.has_run_ended and self._intake.state is IntakeState.OPEN:
-            self._intake.state = IntakeState.DETACHED
+        if self._config_sync.has_run_ended and self._intake.is_open:
+            self._intake.is_detached, self._intake.is_open = True, False  # in this order: `log` may be called meanwhile
             self._exchange.detach()
             self._close(handed_over=False)
             self._link.leave(self._exchange)
