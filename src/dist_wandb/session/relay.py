@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from dist_wandb.job.topology import Topology
-from dist_wandb.session.remote_session import FLUSH, HANDSHAKE, LOG, Address, RemoteSession, in_forks, is_own, limit
+from dist_wandb.session.remote_session import FLUSH, HANDSHAKE, LOG, RemoteSession, in_forks, is_own, limit, socket_name
 
 _log = logging.getLogger("dist_wandb")
 
@@ -48,8 +48,7 @@ class Relay:
         self.deliver, self.metadata = deliver, metadata
         self.is_fork = False  # whether this process is one; `log` does not ask for its id: torch.compile would warn
         self.remote: RemoteSession = RemoteSession(None, topology, {})  # what a fork uses
-        self.address: Address | None = None  # where it listens, after `open`
-        self._key = secrets.token_bytes(32)
+        self.key: bytes | None = None  # which children have to send, after `open`
         self._listener: socket.socket | None = None
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -65,22 +64,22 @@ class Relay:
     def prepare_fork(self) -> None:
         self.remote = self.copied(waits=False)
 
-    def open(self) -> Address | None:
-        """Start to listen. Return the address; `None` once it is closed, or if no socket can be made."""
+    def open(self) -> bytes | None:
+        """Start to listen. Return the key for children; `None` once it is closed, or if no socket can be made."""
         with self._lock:
-            if self.address is None and not self._closing.is_set():
+            if self.key is None and not self._closing.is_set():
                 try:
                     listener = self._listener = socket.socket(socket.AF_UNIX)
-                    listener.bind(name := f"\0dist-wandb-{secrets.token_hex(16)}")
+                    listener.bind(socket_name(key := secrets.token_bytes(32)))
                     listener.listen(_BACKLOG)
                     listener.setblocking(False)
                     self._accepting = _thread(self._accept, listener)
                     self._accepting.start()
-                    self.address = Address(name, self._key)
+                    self.key = key
                 except (OSError, RuntimeError):  # no socket, or no thread: children warn when they log
                     self._closing.set()
                     self._stop_listening()
-            return None if self._closing.is_set() else self.address
+            return None if self._closing.is_set() else self.key
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -101,11 +100,11 @@ class Relay:
         with self._lock:
             self._until = time.monotonic() + (0.0 if failed else _LAST_ROWS)
             self._closing.set()
-        if self.address is None or self._accepting is None:
+        if self.key is None or self._accepting is None:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)
-            client.connect(self.address.name)  # wakes up the thread that waits for the next child
+            client.connect(socket_name(self.key))  # wakes up the thread that waits for the next child
         self._accepting.join(max(0.0, self._until - time.monotonic()))
         for thread in filter(threading.Thread.is_alive, [*self._children.values()]):  # no further one starts
             thread.join(max(0.0, self._until - time.monotonic()))
@@ -144,7 +143,7 @@ class Relay:
         try:
             limit(connection, receiving=HANDSHAKE, sending=HANDSHAKE)
             # `recv_bytes` raises OSError for more
-            if not hmac.compare_digest(connection.recv_bytes(len(self._key)), self._key):
+            if self.key is None or not hmac.compare_digest(connection.recv_bytes(len(self.key)), self.key):
                 return
             limit(connection, receiving=0.0, sending=HANDSHAKE)
             while time.monotonic() < self._until:

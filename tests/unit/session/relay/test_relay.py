@@ -10,13 +10,12 @@ import pickle
 import signal
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
@@ -35,7 +34,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.topology import Topology
 from dist_wandb.session import relay, remote_session
 from dist_wandb.session.relay import Relay
-from dist_wandb.session.remote_session import Address, RemoteSession
+from dist_wandb.session.remote_session import LOG, RemoteSession, socket_name
 
 ONE = Topology.single()
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
@@ -89,12 +88,12 @@ class Served:
     """A relay and what it has taken."""
 
     relay: Relay
-    address: Address
+    key: bytes
     taken: list[tuple[Any, ...]]
     may_take: threading.Event
 
-    def child(self, key: bytes | None = None) -> RemoteSession:
-        return RemoteSession(Address(self.address.name, key) if key else self.address, ONE, {})
+    def child(self) -> RemoteSession:
+        return RemoteSession(self.key, ONE, {})
 
 
 @pytest.fixture
@@ -108,9 +107,9 @@ def served() -> Iterator[Served]:
         taken.append(arguments)
 
     relay = Relay(take, ONE, lambda _: {})
-    address = relay.open()
-    assert address is not None
-    yield Served(relay, address, taken, may_take)
+    key = relay.open()
+    assert key is not None
+    yield Served(relay, key, taken, may_take)
     may_take.set()
     relay.close()
 
@@ -291,14 +290,21 @@ def test_the_relay_listens_only_after_the_first_fork() -> None:
 
 
 def test_a_client_without_the_key_is_not_served(served: Served) -> None:
-    served.child(b"guessed").log({"loss": 1.0})
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(socket_name(served.key))
+        connection = Connection(os.dup(client.fileno()))
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.send_bytes(b"k" * len(served.key))
+            connection.send_bytes(pickle.dumps((LOG, ({"loss": 1.0}, None, None, None))))
+            client.settimeout(_PATIENCE)
+            assert client.recv(1) == b""
+        connection.close()
     child = served.child()
     child.log({"loss": 2.0})
     assert child.flush()
     served.relay.close()
     assert [arguments[0] for arguments in served.taken] == [{"loss": 2.0}]
     assert served.relay.open() is None
-    assert str(served.address.key) not in repr(served.address)
 
 
 CLIENTS: dict[str, Callable[[socket.socket], None]] = {
@@ -315,7 +321,7 @@ def test_unauthenticated_clients_do_not_block_children(kind: str, served: Served
     clients = []
     for _ in range(64):
         client = socket.socket(socket.AF_UNIX)
-        client.connect(served.address.name)
+        client.connect(socket_name(served.key))
         with suppress(BrokenPipeError, ConnectionResetError):
             CLIENTS[kind](client)
         clients.append(client)
@@ -348,29 +354,29 @@ def test_a_fork_closes_the_sockets_of_the_relay(served: Served) -> None:
     assert child.flush(), "the session's own are open"
 
 
-def be_dropped(address: Address) -> None:
+def be_dropped(key: bytes) -> None:
     """Connect without the key, and see the end of the connection before anything else."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE)
-        client.connect(address.name)
+        client.connect(socket_name(key))
         assert client.recv(1) == b""
 
 
 def test_an_unauthenticated_client_is_dropped_after_the_timeout(served: Served, limit: Limit) -> None:
     limit(remote_session, HANDSHAKE=0.3)
-    be_dropped(served.address)
+    be_dropped(served.key)
 
 
 def test_other_users_are_rejected_before_anything_is_sent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:  # the test has only one user
         monkeypatch.setattr(os, "geteuid", lambda: 65534)
-        be_dropped(served.address)
+        be_dropped(served.key)
         monkeypatch.undo()
         return
 
     def be_dropped_as_a_stranger() -> None:
         os.setuid(65534)
-        be_dropped(served.address)
+        be_dropped(served.key)
 
     assert in_fork(be_dropped_as_a_stranger) == 0
     assert served.child().flush()
@@ -389,16 +395,15 @@ def test_a_child_sends_nothing_to_a_socket_of_another_user(
 
 def test_a_socket_that_accepts_no_connection_delays_log_once(limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
     limit(remote_session, HANDSHAKE=0.3, _RETRY_AFTER=1000.0)
-    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
-        place = str(Path(directory, "s"))
-        full.bind(place)
+    with socket.socket(socket.AF_UNIX) as full:
+        full.bind(place := socket_name(b"key"))
         full.listen(0)
         waiting = [socket.socket(socket.AF_UNIX) for _ in range(8)]
         with suppress(BlockingIOError):  # once the backlog is full
             for one in waiting:
                 one.setblocking(False)
                 one.connect(place)
-        child = RemoteSession(Address(place, b"key"), ONE, {})
+        child = RemoteSession(b"key", ONE, {})
         begin = time.monotonic()
         for _ in range(200):  # 60 s, if each call tried to connect
             child.log({"loss": 1.0})
@@ -460,7 +465,7 @@ def test_children_notice_the_end_even_if_another_process_has_the_socket(served: 
     """Such as a fork that was made while a child was being accepted."""
     child = served.child()
     assert child.flush()
-    copies = [os.dup(number) for number, name in own_sockets() if name == served.address.name]
+    copies = [os.dup(number) for number, name in own_sockets() if name == socket_name(served.key)]
     assert len(copies) == 2, "that of the connection, and the one that listens"
     try:
         served.relay.close(failed=failed)
