@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Sequence
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, RankValues, not_of_a_rank
+from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, RankValues, is_first, not_of_a_rank
 from dist_wandb.job.launch import job_name, node_identity
 from dist_wandb.job.ranges import blocks_of, named, numbers_in, spans_of, values_in
 from dist_wandb.job.timed_caller import interval, poll
@@ -67,7 +67,7 @@ def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
     """Find out why the layout is missing. An elected rank does this for all; if it is gone, each rank does."""
     rank, world_size = job_store.topology.global_rank, job_store.topology.world_size
     missing: list[int] | None = None
-    if job_store.claim(f"{_LAYOUT}/elected", rank) != rank:
+    if not is_first(job_store, f"{_LAYOUT}/elected"):
         within = interval(_TERM, world_size)
         spans = poll(lambda: job_store.try_get(_MISSING), within, LONGEST_PAUSE, world_size)
         if (layout := job_store.try_get(_LAYOUT)) is not None:

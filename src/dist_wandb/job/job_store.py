@@ -227,6 +227,11 @@ class RankValues(SharedList):
         return sorted(set(range(self._keys.topology.world_size)) - dict(self.values).keys())
 
 
+def is_first(store: JobStore, key: str) -> bool:
+    """Claim a key for this rank; return whether no other rank has claimed it before."""
+    return bool(store.claim(key, store.topology.global_rank) == store.topology.global_rank)
+
+
 def not_of_a_rank(what: str, message: object, topology: Topology) -> RendezvousError:
     """Return the error for a value in the store that does not have the form of `what` it should be."""
     return RendezvousError(

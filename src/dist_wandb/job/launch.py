@@ -20,7 +20,6 @@ from dist_wandb.job.launchers import LAUNCHERS, RANKS_ALONE, SLURM, Environ, Lau
 from dist_wandb.job.topology import Topology
 
 _OF_JOB = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
-_PARENT, _START = 1, 19  # fields of /proc/PID/stat after the name of the program
 
 Status = Literal[
     "used",  # the ranks are taken from it
@@ -126,19 +125,11 @@ def ancestors() -> Iterator[int]:
     process = os.getppid()
     while process > 1:
         yield process
-        process = _field(process, _PARENT) or 0
-
-
-def started_at(process: int) -> int | None:
-    """Return when a process was started, in the kernel's ticks; `None` if unknown. Its id may be used again."""
-    return _field(process, _START)
-
-
-def _field(process: int, index: int) -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(stat.rpartition(")")[2].split()[index])
-    return None
+        try:
+            stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return
+        process = int(stat.rpartition(")")[2].split()[1])  # after the name of the program
 
 
 @dataclass(frozen=True)

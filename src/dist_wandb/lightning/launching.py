@@ -7,25 +7,22 @@ read them before `fit`.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
-from dist_wandb.errors import ReadError, TopologyError
+from dist_wandb.errors import TopologyError
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.topology import Topology
 from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.session import inherited_rank
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.wandb_files.small_files import LIMIT, parse_json, read_small, write_small
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
@@ -82,13 +79,10 @@ class ScriptIds:
     """Base ids that Lightning's main process passes to the further processes of the script, one per logger.
 
     These processes need the id before a process group exists, and know only that the main process is their parent. So
-    the main process keeps its ids, until it ends, in a small file named after its process id, in the directory for
-    temporary files, or in another `directory`. The environment, which the processes inherit, belongs to the user:
-    nothing is written there.
+    the main process leaves its ids in a note (`inherited_rank.tell`).
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self._directory = directory
+    def __init__(self) -> None:
         self._next = 0
         self._offered: list[str] = []  # as JSON, for each logger: its base id, perhaps with what to tell of its run
         self._written_by: int | None = None  # the process that wrote the file
@@ -110,32 +104,17 @@ class ScriptIds:
         """Pass the base id of logger `number`, and what to tell of its run, to processes started from now on."""
         if self._written_by != os.getpid():
             self._offered, self._written_by = [], os.getpid()
-            atexit.register(self._remove_file)
         self._offered += ['""'] * (number + 1 - len(self._offered))
-        for offer in (base_id if run is None else [base_id, run], base_id):
-            self._offered[number] = json.dumps(offer)
-            content = f"[{', '.join(self._offered)}]".encode()
-            if len(content) <= LIMIT:
-                break
-        with suppress(OSError):  # without the file, further processes get the id once there is a process group
-            write_small(self._path(os.getpid()), content)
-
-    def _path(self, process: int) -> Path:
-        return inherited_rank.file_of(process, "", self._directory)
+        self._offered[number] = json.dumps(base_id if run is None else [base_id, run])
+        with suppress(OSError):  # without the note, further processes get the id once there is a process group
+            inherited_rank.tell("ids", f"[{', '.join(self._offered)}]")
 
     def _offer_of_parent(self, number: int) -> tuple[str, Any]:
-        """The base id and the run of a logger, in the file of the parent process, if it belongs to this user."""
-        with suppress(OSError, ValueError, ReadError, LookupError):
-            offered: Any = parse_json(read_small(self._path(os.getppid()), owner=os.getuid()))
-            offer = offered[number] if isinstance(offered, list) else ""
-            base_id, run = offer if isinstance(offer, list) else (offer, None)
-            return str(base_id), run
-        return "", None
-
-    def _remove_file(self) -> None:
-        with suppress(OSError):
-            if self._written_by == os.getpid():  # not in a fork
-                self._path(os.getpid()).unlink()
+        """The base id and the run of a logger, in the note of the parent process."""
+        offered = inherited_rank.told("ids", os.getppid()) or []
+        offer = offered[number] if number < len(offered) else ""
+        base_id, run = offer if isinstance(offer, list) else (offer, None)
+        return base_id, run
 
 
 script_ids: ScriptIds = ScriptIds()

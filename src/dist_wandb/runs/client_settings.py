@@ -140,12 +140,6 @@ def state_directory() -> Path:
     return (path if path.is_absolute() else Path("~/.local/state").expanduser()) / "dist-wandb"
 
 
-def runtime_directory() -> Path | None:
-    """Return the directory for this user's sockets, ``$XDG_RUNTIME_DIR``; `None` if it is not a directory."""
-    path = Path(os.environ.get("XDG_RUNTIME_DIR") or "")
-    return path if path.is_absolute() and path.is_dir() else None
-
-
 @contextmanager
 def hidden_values() -> Iterator[None]:
     """Replace pydantic's errors about W&B's settings by ours: they repeat the values, such as a password."""

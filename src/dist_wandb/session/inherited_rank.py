@@ -1,57 +1,70 @@
 """Processes that a rank has started, with the variables of its launcher: a rank's variables do not make them that rank.
 
-A process that opens a session as a rank announces itself in a small file, named after its process id, in the directory
-for temporary files. A process that has the same variables, and an announced process among its ancestors, was started by
-that rank: it is a job of its own. A launcher, or a script that only starts the rank's process, announces nothing, and a
-rank that is restarted is started by its launcher. The environment belongs to the user: nothing is written there.
+A process that opens a session as a rank announces itself by a note. A process that has the same variables, and an
+announced process among its ancestors, was started by that rank: it is a job of its own. A launcher, or a script that
+only starts the rank's process, announces nothing, and a rank that is restarted is started by its launcher.
+
+A note is a file that is deleted at once, but stays open in its process: only processes of the same user find it, below
+``/proc``, and it ends with its process. The environment belongs to the user: nothing is written there.
 """
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 import json
 import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from dist_wandb.errors import DistWandbError, ReadError
-from dist_wandb.job.launch import ancestors, inherited_variables, node_identity, started_at
+from dist_wandb.errors import DistWandbError
+from dist_wandb.job.launch import ancestors, inherited_variables
 from dist_wandb.job.topology import Topology
-from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
 
-_announced: list[tuple[int, bytes]] = []  # the process that has announced itself, and what it wrote
+_announced: list[int] = []  # the process that has announced itself
+_notes: dict[str, int] = {}  # descriptors of notes, by name
+
+
+def tell(what: str, text: str) -> None:
+    """Leave a note for the processes that this one starts, in place of an earlier one; `OSError` if that fails."""
+    name = _name(what, os.getpid())
+    note, path = tempfile.mkstemp(prefix=name)
+    Path(path).unlink()
+    with open(note, "w", encoding="utf-8", closefd=False) as file:  # which has no path any more
+        file.write(text)
+    earlier = _notes.setdefault(name, note)
+    if earlier != note:
+        os.dup2(note, earlier, inheritable=False)  # a reader finds either of them
+        os.close(note)
+
+
+def told(what: str, process: int) -> Any:
+    """Return what is in a note of a process, decoded from JSON; `None` if it has left none."""
+    with suppress(OSError):  # another user's process
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError, ValueError):  # it was closed in this moment, or is being written
+                if descriptor.readlink().name.startswith(_name(what, process)):
+                    return json.loads(descriptor.read_bytes())
+    return None
+
+
+def _name(what: str, process: int) -> str:
+    return f"dist-wandb-{what}-of-{process}-"  # forks have descriptors of the notes of their parent
 
 
 def announce() -> None:
-    process, variables = os.getpid(), inherited_variables()
-    content = json.dumps([started_at(process), variables]).encode()
-    if (process, content) in _announced:
-        return
-    if not any(announced == process for announced, _ in _announced):
-        atexit.register(_withdraw)
-    _announced[:] = [(process, content)]
-    if variables:
+    _announced[:] = [os.getpid()]
+    if variables := inherited_variables():
         with suppress(OSError):  # then its children take themselves for ranks
-            write_small(file_of(process), content)
-            every = file_of("*", "*")
-            for file in every.parent.glob(every.name) if started_at(process) is not None else ():
-                owner = file.stem.rpartition("-")[2]
-                if owner.isdigit() and started_at(int(owner)) is None:  # it was killed
-                    file.unlink(missing_ok=True)
+            tell("rank", json.dumps(variables))
 
 
 def holder() -> int | None:
     """Return the process that has started this one and holds its rank; `None` if this process may be that rank."""
     if _is_fork():
-        return _announced[0][0]
+        return _announced[0]
     variables = inherited_variables()
-    for process in ancestors() if variables else ():
-        with suppress(OSError, ValueError, ReadError):
-            if parse_json(read_small(file_of(process), owner=os.getuid())) == [started_at(process), variables]:
-                return process
-    return None
+    return next((process for process in ancestors() if variables and told("rank", process) == variables), None)
 
 
 def in_group() -> Topology | None:
@@ -78,18 +91,4 @@ def detect_or_none() -> Topology | None:
 
 
 def _is_fork() -> bool:
-    return bool(_announced) and _announced[0][0] != os.getpid()
-
-
-def file_of(process: int | str, prefix: str = "rank-", directory: Path | None = None) -> Path:
-    """Return the file of one process of one user on one machine or container: several may share the directory."""
-    numbered = Path("/proc/self/ns/pid")  # ids of processes are those of this name space; missing where not Linux
-    space = numbered.readlink() if numbered.is_symlink() else ""
-    owner = hashlib.sha256(f"{node_identity()}/{space}/{os.getuid()}".encode()).hexdigest()[:12]
-    return (directory or Path(tempfile.gettempdir())) / f"dist-wandb-{prefix}{owner}-{process}.json"
-
-
-def _withdraw() -> None:
-    if not _is_fork():
-        with suppress(OSError):
-            file_of(os.getpid()).unlink()
+    return bool(_announced) and _announced[0] != os.getpid()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ from dist_wandb.payloads.gathers import Gathered
 from dist_wandb.payloads.scalars import Weight, are_plain, check_row, checked_step, copied_row, copied_weight, flattened
 from dist_wandb.runs import run_metadata, wandb_media, wandb_private
 from dist_wandb.session import registry
-from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import MOVED, JobLink, why_no_run
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.sections import Sections
@@ -33,20 +31,6 @@ from dist_wandb.session.stalls.watcher import signs
 from dist_wandb.settings.reduction import check_per_rank
 
 _LONGEST_ROW = 2.0  # seconds that a row gets to be passed on: SIGTERM's handler holds up the thread that logs it
-
-
-class IntakeState(Enum):
-    """Whether a session accepts rows. No transition leads back to `OPEN`."""
-
-    OPEN = "open"
-    # After `finish`, `release`, or once the user has finished this rank's run: `log` raises. What was accepted is with
-    # the exchange, and the run may still be ending.
-    CLOSED = "closed"
-    # On a rank without a run, once it is finished on the rank that has it: rows are dropped, with one warning.
-    DETACHED = "detached"
-
-
-_OPEN = IntakeState.OPEN  # a member of an enumeration takes longer to read
 
 
 class Position(NamedTuple):
@@ -61,12 +45,14 @@ class Position(NamedTuple):
 class Intake:
     """Accepts the rows that this rank logs."""
 
-    _link: JobLink
-    _own: OwnRun
-    _exchange: Exchange
+    own: OwnRun
+    exchange: Exchange
     _notices: Notices
-    first_row: int  # position on the x axis of the first row without a step
-    state: IntakeState = IntakeState.OPEN
+    # Whether rows are accepted; not after `finish`, `release`, or once the user has finished this rank's run: `log`
+    # raises. What was accepted is with the exchange, and the run may still be ending.
+    is_open: bool = True
+    # Whether the run was finished on the rank that has it, and this one has none: rows are dropped, with one warning.
+    is_detached: bool = False
     # Held while a row is checked and passed on. Reentrant, so a signal handler that interrupts this may log and finish.
     accepting: threading.RLock = field(default_factory=threading.RLock)
     rows: int = 0  # accepted so far
@@ -78,11 +64,14 @@ class Intake:
     sections: Sections = field(default_factory=Sections)
     _successor: Intake | None = None  # of the session in which this one continues
 
+    def __post_init__(self) -> None:
+        self._link = self.own.link
+
     def continue_from(self, former: Intake) -> None:
         """Continue the rows of a session that moves to this one: they are passed on, and the next follows the last."""
-        former._exchange.pass_on(self._exchange)  # most of them, while further rows are accepted
+        former.exchange.pass_on(self.exchange)  # most of them, while further rows are accepted
         with former.accepting:
-            former._exchange.pass_on(self._exchange)
+            former.exchange.pass_on(self.exchange)
             self.rows, self._position, self._watched = former.rows, former._position, former._watched
             self._first_thread, self.sections = former._first_thread, former.sections
             former._successor = self  # for a call of `log` that is in progress on another thread
@@ -94,25 +83,25 @@ class Intake:
         On a framework's axis, the last one: there, ``log(..., step=run.step)`` is a row like one without a step.
         """
         last, ended, _ = self._position
-        last = run_metadata.starting_step(self._own.run) if last is None else last
+        last = run_metadata.starting_step(self.own.run) if last is None else last
         return last + (ended if self._is_counted else 0)
 
     @property
     def _is_counted(self) -> bool:
-        return self._own.has_our_axis or self._own.step_metric is None
+        return self.own.has_our_axis or self.own.step_metric is None
 
     def put(
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, child: bool = False
     ) -> None:
         """Accept a row, as `Session.log` gets it. The step of a child process does not apply to rows without one."""
-        if self._own.takes_all:
-            self._own.take(metrics)
+        if self.own.takes_all:
+            self.own.take(metrics)
             return
         rank = self._link.topology.global_rank
         if type(metrics) is not dict or not self._names.issuperset(metrics):
             check_row(metrics, rank)
             self._names.update(metrics)
-        paths = self._own.summary.logged.paths
+        paths = self.own.summary.logged.paths
         row = metrics if are_plain(metrics) else flattened(metrics, paths, rank)
         for value in () if row is metrics else row.values():
             if isinstance(value, Gathered):
@@ -130,9 +119,9 @@ class Intake:
             signs.last = monotonic()  # not before: torch.compile would warn of it
             if self._successor is not None:
                 self._successor.put(metrics, step, weight, commit, child=child)
-            elif self.state is _OPEN or not self._refuses(len(row)):
+            elif self.is_open or not self._refuses(len(row)):
                 self._pass_on(row, step, weight, commit, child=child)
-                if self.state is not _OPEN:
+                if not self.is_open:
                     self._refuses()  # a signal handler may have finished the session before the row was passed on
 
     def watch(self, values: Mapping[str, Any]) -> None:
@@ -149,8 +138,7 @@ class Intake:
         """Stop accepting rows, once those that other threads are logging are passed on."""
         has_turn = self.accepting.acquire(timeout=_LONGEST_ROW)
         try:
-            if self.state is _OPEN:
-                self.state = IntakeState.CLOSED
+            self.is_open = False
         finally:
             if has_turn:
                 self.accepting.release()
@@ -166,13 +154,13 @@ class Intake:
         self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None, *, child: bool
     ) -> None:
         given: Any = step  # possibly as a value of the x axis
-        if given is None and self._own.step_metric is not None:
-            given = metrics.get(self._own.step_metric)
+        if given is None and self.own.step_metric is not None:
+            given = metrics.get(self.own.step_metric)
         if child or type(given) is not int or given < 0:
             given = None
         is_whole = commit or (commit is None and step is None)  # it ends its row
         if self._watched and not child:  # measured for its row, or for the row before
-            if self._own.has_our_axis and step not in (None, self.step):  # a step of a framework's axis ends no row
+            if self.own.has_our_axis and step not in (None, self.step):  # a step of a framework's axis ends no row
                 self.end_row(self.step)
             watched, self._watched = (self._watched, {}) if is_whole else ({}, self._watched)
             metrics = {**watched, **metrics}
@@ -202,20 +190,20 @@ class Intake:
 
     def _refuses(self, values: int = 0) -> bool:
         """Return whether rows are dropped, and with this one so many values; raise if the session was finished."""
-        if self.state is IntakeState.CLOSED and not registry.process_end.has_begun:
+        if not (self.is_open or self.is_detached or registry.process_end.has_begun):
             error = ConfigurationError(
                 f"log was called on rank {self._link.topology.global_rank} after the session was finished. Log before "
                 "finish(), or open another session."
             )
             raise as_usage_error(error)
-        if self.state is IntakeState.DETACHED:
+        if self.is_detached:
             self.dropped += values
             self._notices.warn(
                 "dropped",
                 f"rank {self._link.topology.global_rank} called log after its run was finished on the rank that has "
                 "it. This and later rows are not written. Call log on all ranks before the run is finished.",
             )
-        return self.state is not IntakeState.OPEN
+        return not self.is_open
 
     def _copied(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of a row, with what W&B stores of its media now: the script may change them."""
@@ -225,10 +213,10 @@ class Intake:
 
     def _as_logged(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a row with what W&B stores now of values that the script may change; see `RunWriter.as_logged`."""
-        if not wandb_private.can_store(self._own.run):
+        if not wandb_private.can_store(self.own.run):
             return metrics
         step = (self._position.last or 0) + self._position.ended
-        return self._own.writer.as_logged(metrics, check_per_rank(self._link.options.per_rank), step)
+        return self.own.writer.as_logged(metrics, check_per_rank(self._link.options.per_rank), step)
 
     def _put_reduced(
         self,
@@ -238,7 +226,7 @@ class Intake:
         commit: bool | None,
         times: Collection[str] = (),  # names of timings, which have equal weight on all ranks
     ) -> None:
-        rank, axis = self._link.topology.global_rank, self._own.step_metric
+        rank, axis = self._link.topology.global_rank, self.own.step_metric
         values = self._copied(metrics)
         if is_value := step is None and axis in values and type(values[axis]) is int:
             step, commit = checked_step(values.pop(axis), rank), commit is not False  # `step=` would leave its row open
@@ -249,11 +237,11 @@ class Intake:
             own_weight = {name: own_weight for name in values if name not in times}
         thread = threading.get_ident()  # rows of child processes come from other threads
         self._first_thread = self._first_thread or thread
-        self._show(values, x if x >= 0 else self.first_row - 1 - x if self._own.has_our_axis else 0)
+        self._show(values, x if x >= 0 else self.own.first_row - 1 - x if self.own.has_our_axis else 0)
         in_order = thread == self._first_thread
-        follows = self._own.summary.count
+        follows = self.own.summary.count
         is_value = is_value and not self._position.is_given
-        self._exchange.put(Contribution(values, step, commit, own_weight, x, in_order, follows, is_value))
+        self.exchange.put(Contribution(values, step, commit, own_weight, x, in_order, follows, is_value))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         rank = self._link.topology.global_rank
@@ -274,29 +262,24 @@ class Intake:
                 )
         commit = step is None if commit is None else commit  # as in wandb, a row with a step stays open for more values
         place = self._position
-        if step is None and self._own.has_our_axis and (place.is_given or self._own.step_metric not in metrics):
-            step = self.first_row + self.rows if place.last is None else place.last
+        if step is None and self.own.has_our_axis and (place.is_given or self.own.step_metric not in metrics):
+            step = self.own.first_row + self.rows if place.last is None else place.last
         if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
             self._show(metrics, step)
-        self._exchange.put(Contribution(metrics, step, commit, follows=self._own.summary.count))
+        self.exchange.put(Contribution(metrics, step, commit, follows=self.own.summary.count))
 
     def _show(self, values: Mapping[str, Any], x: int | None) -> None:
         """Answer reads of the summary with a row; on a rank without a run, with the framework's x axis of it, too."""
-        if not self._own.run and not self._own.has_our_axis and self._own.step_metric is not None and x is not None:
-            values = {**values, self._own.step_metric: x}
-        self._own.summary.logged.show(values, x)
+        if not self.own.run and not self.own.has_our_axis and self.own.step_metric is not None and x is not None:
+            values = {**values, self.own.step_metric: x}
+        self.own.summary.logged.show(values, x)
 
 
 def make_exchange(
-    link: JobLink,
-    own: OwnRun,
-    config_sync: ConfigSync,
-    rows: Rows,
-    between_rounds: Callable[[float], None],
-    enclosing: Sequence[JobLink],
+    own: OwnRun, rows: Rows, between_rounds: Callable[[float], None], enclosing: Sequence[JobLink]
 ) -> Exchange:
     """Return an exchange that reduces this rank's rows with those of other ranks, or one for its own rows alone."""
-    options = link.options
+    link, options = own.link, own.link.options
     hooks = Hooks(
         link.find_store,
         between_rounds,
@@ -304,7 +287,7 @@ def make_exchange(
         link.until_open(enclosing),
         partial(why_no_run, link),
         link.move_to if link.may_move else None,
-        lambda: config_sync.connection.publications,
+        lambda: own.config_sync.connection.publications,
         names_unopened=MOVED not in link.name,
     )
     if link.reduces:

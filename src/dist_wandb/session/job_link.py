@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +131,7 @@ class JobLink:
                 base_id = wait_base_id(store, self.topology, 0.0)
             except (RendezvousError, ConfigurationError):
                 return None if given is None else unit_run_id(self.plan)
-            self.plan = job_description.plan_of(self.topology, self.options, base_id, self.plan.group)
+            self.plan = replace(self.plan, base_id=base_id)  # of a rank without a run
             self.has_id = True
         return unit_run_id(self.plan)
 

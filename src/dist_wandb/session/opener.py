@@ -247,8 +247,8 @@ class SessionOpener:
             run_id = requested.run_id(self._arguments)
             config_sync.metadata = run_metadata.as_requested(self._arguments, run_id, is_offline=False)
             config_sync.close()
-        own = OwnRun(run, link, opener, config_sync, attached, is_owned, step_metric)
-        return Session(link, own, config_sync, self._restart_store, first_row=first_row)
+        own = OwnRun(run, link, opener, config_sync, attached, is_owned, step_metric, first_row)
+        return Session(own, self._restart_store)
 
     def _first_row(self, run: AnyRun, axis: str) -> int:
         """Where rows without a step start on an axis. The primary of a shared run determines it for all its writers."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
-from dist_wandb.job.job_store import SharedList
+from dist_wandb.job.job_store import SharedList, is_first
 from dist_wandb.notices import warn
 from dist_wandb.runs import interception, replaceable_run, requested, run_metadata, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
@@ -141,36 +141,40 @@ class OwnRun:
     """The run that this rank writes into, or a `NullRun`; on a rank without one, what is done instead."""
 
     opened: InitVar[AnyRun]
-    _link: JobLink
+    link: JobLink
     opener: RunOpener  # to publish the run, and to reopen it if wandb's own process dies
-    _config_sync: ConfigSync
+    config_sync: ConfigSync
     _attached: AnyRun  # the unit's run, if this rank only records the hardware of its node in it
     is_owned: bool  # whether the session may end the run: not if it was open before
     step_metric: str | None  # the x axis
+    first_row: int  # position on it of the first row without a step, after those of a continued run
 
     def __post_init__(self, opened: AnyRun) -> None:
         is_disabled = requested.mode_if_given(self.opener.arguments) == "disabled"
         # Whether it takes all that is logged, as wandb's disabled run; not a mock.
         self.takes_all: bool = is_disabled or (bool(opened) and getattr(opened, "disabled", None) is True)
-        # Whether the x axis is the one that this package defines and counts rows on.
-        self.has_our_axis: bool = self.step_metric == STEP_METRIC
         self.summary: SummaryWrites = SummaryWrites(self.step_metric)
-        self.alerts: Alerts = Alerts(self._link, self._config_sync, lambda: self.run)
+        self.alerts: Alerts = Alerts(self.link, self.config_sync, lambda: self.run)
         self._definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
-        link, rank, paths = self._link, self._link.topology.global_rank, self.summary.logged.paths
+        link, rank, paths = self.link, self.link.topology.global_rank, self.summary.logged.paths
         self._replaceable = replaceable_run.ReplaceableRun(opened, rank, self._reopen, paths, self._definer)
         self.writer: RunWriter = RunWriter(self._replaceable, link.plan, self.step_metric, rank)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
-        self._config_sync.own.replace_run = self._replaceable.replace
-        self._config_sync.attach(opened, link.plan, link.unit.name)
+        self.config_sync.own.replace_run = self._replaceable.replace
+        self.config_sync.attach(opened, link.plan, link.unit.name)
 
     @property
     def run(self) -> AnyRun:
         return self._replaceable.run
 
-    def rows(self, first: int) -> Rows:
-        options = self._link.options
+    @property
+    def has_our_axis(self) -> bool:
+        """Whether the x axis is the one that this package defines and counts rows on."""
+        return self.step_metric == STEP_METRIC
+
+    def rows(self) -> Rows:
+        options = self.link.options
         return Rows(
             self.writer,
             options.reductions,
@@ -180,9 +184,9 @@ class OwnRun:
             self.summary.keep,
             self.summary.act,
             counts=self.has_our_axis,
-            first=first,
-            rank=self._link.topology.global_rank,
-            index=self._link.unit.index,
+            first=self.first_row,
+            rank=self.link.topology.global_rank,
+            index=self.link.unit.index,
         )
 
     def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None], intake: Intake) -> None:
@@ -245,12 +249,12 @@ class OwnRun:
         while self._restore:
             self._restore.pop()()
 
-    def report(self, first_row: int) -> None:
+    def report(self) -> None:
         """Publish to the other ranks that the run is open, and the position of its first row without a step."""
-        self.opener = replace(self.opener, job_store=self._link.store)
-        url = run_metadata.url(self.run) if self.run else self._link.run_url()
-        writer = self._link.unit.index
-        self.opener.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
+        self.opener = replace(self.opener, job_store=self.link.store)
+        url = run_metadata.url(self.run) if self.run else self.link.run_url()
+        writer = self.link.unit.index
+        self.opener.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=self.first_row)
 
     def raise_asked_for(self) -> None:
         error, self._replaceable.asked_for = self._replaceable.asked_for, None
@@ -262,17 +266,17 @@ class OwnRun:
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
                 replaceable_run.finish(self._attached, exit_code)
-        with replaceable_run.quiet_finish(self.run, self._link.plan, self.opener.arguments):
+        with replaceable_run.quiet_finish(self.run, self.link.plan, self.opener.arguments):
             problem = self._replaceable.finish(exit_code)
         if problem:
-            warn(f"rank {self._link.topology.global_rank}: {problem}")
-        upload_hint = replaceable_run.upload_hint(self.run, self._link.plan, self._link.topology)
+            warn(f"rank {self.link.topology.global_rank}: {problem}")
+        upload_hint = replaceable_run.upload_hint(self.run, self.link.plan, self.link.topology)
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
-        plan, run = self._link.plan, self.run
-        if plan.shared and not plan.primary and run and run_metadata.is_offline(run) and self._link.run_url():
+        plan, run = self.link.plan, self.run
+        if plan.shared and not plan.primary and run and run_metadata.is_offline(run) and self.link.run_url():
             warn(
-                f"what rank {self._link.topology.global_rank} has logged of the run {run.id} is only on its disk, "
+                f"what rank {self.link.topology.global_rank} has logged of the run {run.id} is only on its disk, "
                 "while the run is online. Give all ranks the same mode (WANDB_MODE). Upload it with: dist-wandb sync "
                 f"{Path(run.dir).parent.parents[2]}"
             )
@@ -281,7 +285,7 @@ class OwnRun:
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
         run = self.opener.again(run_id, config, self.step_metric)
         wandb_private.set_starting_step(run, run_metadata.starting_step(self.run))
-        self._config_sync.attach(run, self._link.plan, self._link.unit.name)
+        self.config_sync.attach(run, self.link.plan, self.link.unit.name)
         self._intercept(run)
         if self._definer is not None and run:
             self._definer.redefine(run)
@@ -307,21 +311,21 @@ class OwnRun:
             else:
                 log_now(data, step, commit, **others)
 
-        has_others = self._link.topology.world_size > 1 and self._link.plan.run_mode == "auto"
+        has_others = self.link.topology.world_size > 1 and self.link.plan.run_mode == "auto"
         return {**({"alert": self.alerts.alert} if has_others else {}), wandb_private.LOG: take}
 
     def _reported(self, name: str) -> Callable[..., Any]:
         """Return a handler that reports a call without effect, on the first rank of the unit that makes it."""
-        reported, topology = False, self._link.topology
+        reported, topology = False, self.link.topology
 
         def report(do_nothing: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             nonlocal reported
             if not reported:
                 reported = True
-                rank, unit = topology.global_rank, self._link.unit
-                key = f"{run_key(self._link.plan)}/without a run/{name}"
+                rank, unit = topology.global_rank, self.link.unit
+                key = f"{run_key(self.link.plan)}/without a run/{name}"
                 primary = unit.ranks[0] if unit.is_member else topology.coordinator
-                if ask(self._link.store, lambda store: store.claim(key, rank) == rank, otherwise=True):
+                if ask(self.link.store, lambda store: is_first(store, key), otherwise=True):
                     warn(
                         f"rank {rank} called {name}, which returns nothing there, because only rank {primary} has a "
                         "run. Read it with wandb.Api().artifact(...), which every rank can, or on rank "

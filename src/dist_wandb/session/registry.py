@@ -1,10 +1,10 @@
 """The sessions of this process that have not ended, and what happens to them when it forks or ends.
 
 `atexit` is registered anew when wandb's own process was started, so that it runs before the end of that, but after what
-the script registers later, as with wandb. Before Python 3.13, children of multiprocessing exit without it: there,
-`Finalize` is used. The exit code is taken from the exception, or from wandb's `sys.exit`. If no other handler is
-installed, SIGTERM ends the runs in a thread, because the main thread may hold any lock, and then ends the process by
-the same signal.
+the script registers later, as with wandb. Before Python 3.13, children of multiprocessing exit without it, and later it
+does not know their exit code: they end their runs when Python waits for their threads. The exit code is taken from the
+exception, or from wandb's `sys.exit`. If no other handler is installed, SIGTERM ends the runs in a thread, because the
+main thread may hold any lock, and then ends the process by the same signal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class ProcessEnd:
         self._function = function
         self._code_of_exit = code_of_exit  # returns the argument of `sys.exit`; `None` if it is not known
         self._failure_before: object = None  # shown earlier by an interactive shell: it does not end the process
-        self._code_of_child: int | None = None
         self._registered: tuple[int, object] = 0, None  # by which process, and the connection to wandb's at that time
         self._ending: threading.Thread | None = None  # after SIGTERM
         self._ends_by = 0.0  # on the monotonic clock
@@ -73,25 +72,13 @@ class ProcessEnd:
         if is_first:
             self._failure_before = getattr(sys, "last_value", None)
             self._finishing, self._is_due = 0, False
-        is_child = multiprocessing.parent_process() is not None
-        if is_child and is_first:
-            with suppress(AttributeError, RuntimeError):  # it is not there, or the process is ending already
-                threading._register_atexit(self._note_code_of_child)  # type: ignore[attr-defined]  # noqa: SLF001
-        if not is_child or sys.version_info >= (3, 13):
+        if multiprocessing.parent_process() is None:
             if before != self._registered:
                 atexit.unregister(self._end)
                 atexit.register(self._end)
-        elif is_first:  # before Python 3.13, children of multiprocessing exit without atexit
-            from multiprocessing.util import Finalize
-
-            Finalize(None, self._end, exitpriority=100)
-
-    def _note_code_of_child(self) -> None:
-        """Note the exit code of a child of multiprocessing, which since Python 3.13 calls `atexit` later than this."""
-        frame = inspect.currentframe()
-        while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.process":
-            frame = frame.f_back
-        self._code_of_child = frame.f_locals.get("exitcode") if frame is not None else None
+        elif is_first:
+            with suppress(AttributeError, RuntimeError):  # it is not there, or the process is ending already
+                threading._register_atexit(self._end)  # type: ignore[attr-defined]  # noqa: SLF001
 
     def catch_sigterm(self) -> None:
         """Let SIGTERM end runs before it ends the process, unless another handler is installed."""
@@ -179,19 +166,26 @@ class ProcessEnd:
             self._ending.join(max(0.0, self._ends_by - time.monotonic()))
             _die_of(signal.SIGTERM)
             return
-        in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which calls this inside a `finally`
         # what has ended the main thread, or Python's shell has shown; IPython goes on after it, and so does its run
-        failure = in_flight or (None if is_in_ipython() else getattr(sys, "last_value", None))
+        failure = None if is_in_ipython() else getattr(sys, "last_value", None)
         if self._is_due:
             self._function(SIGTERM, True)
         elif isinstance(failure, BaseException) and failure is not self._failure_before:
-            code = exit_code_of(failure) or 0  # 1 in a child of torch.multiprocessing, which exits after an exception
-            self._function(code, code == FAILED or not isinstance(failure, SystemExit))
+            self._function(exit_code_of(failure) or 0, True)
         else:
-            self._function(self._code_of_child or self._code_of_exit() or 0, self._code_of_child == FAILED)
+            code = _code_of_child()  # 1 in one of torch.multiprocessing, which exits after an exception
+            self._function(code or self._code_of_exit() or 0, code == FAILED)
         self.restore_sigterm()
         if self._is_due:
             _die_of(signal.SIGTERM)
+
+
+def _code_of_child() -> int | None:
+    """Return the exit code of a child of multiprocessing in which this is called at its end; `None` elsewhere."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.process":
+        frame = frame.f_back
+    return frame.f_locals.get("exitcode") if frame is not None else None
 
 
 def is_in_ipython() -> bool:

@@ -1,10 +1,10 @@
 """Rows from processes that a rank has started: forks, and processes that the session was pickled into.
 
-They send them to the session's own process, through a socket in a directory of mode 0700, opened at the first pickle or
-before the first fork. Other users of the host cannot enter it. On systems that report the peer's user, they are also
-rejected before a byte is read. A child first sends the key that it has from the session, so that no other process of
-the user is taken for one. Each child has a separate thread, so a silent connection does not block others, and its rows
-keep their order. Children cannot log media, because wandb keeps these in files of the process that made them.
+They send them to the session's own process, through a socket of Linux's abstract namespace, which has a name but no
+file. It is opened at the first pickle or before the first fork. Other users of the host are rejected before a byte is
+read. A child first sends the key that it has from the session, so that no other process of the user is taken for one.
+Each child has a separate thread, so a silent connection does not block others, and its rows keep their order. Children
+cannot log media, because wandb keeps these in files of the process that made them.
 
 Before the exchange closes, `finish` reads what is in the sockets. At its end the session shuts all of them down: a fork
 may hold a copy of a socket, and other children would otherwise write into it forever.
@@ -15,31 +15,24 @@ from __future__ import annotations
 import hmac
 import logging
 import math
-import os
 import pickle
 import secrets
-import shutil
 import socket
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from dist_wandb.job.topology import Topology
-from dist_wandb.runs.client_settings import runtime_directory
-from dist_wandb.session.remote_session import FLUSH, HANDSHAKE, LOG, Address, RemoteSession, in_forks, is_own, limit
+from dist_wandb.session.remote_session import FLUSH, HANDSHAKE, LOG, RemoteSession, in_forks, is_own, limit, socket_name
 
 _log = logging.getLogger("dist_wandb")
 
 _PAUSE = 0.2  # seconds between two checks whether the session ends
 _LAST_ROWS = 2.0  # seconds in which a session that ends receives rows that its children have already sent
 _BACKLOG = 128  # connections that may wait to be accepted
-_LONGEST = 100  # bytes of a socket's path: Linux allows 107, macOS 103
 
 
 class Relay:
@@ -55,10 +48,8 @@ class Relay:
         self.deliver, self.metadata = deliver, metadata
         self.is_fork = False  # whether this process is one; `log` does not ask for its id: torch.compile would warn
         self.remote: RemoteSession = RemoteSession(None, topology, {})  # what a fork uses
-        self.address: Address | None = None  # where it listens, after `open`
-        self._key = secrets.token_bytes(32)
+        self.key: bytes | None = None  # which children have to send, after `open`
         self._listener: socket.socket | None = None
-        self._remove: Callable[[], object] = lambda: None  # deletes the directory of the socket
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._until = math.inf  # when receiving ends, by the monotonic clock
@@ -73,25 +64,26 @@ class Relay:
     def prepare_fork(self) -> None:
         self.remote = self.copied(waits=False)
 
-    def open(self) -> Address | None:
-        """Start to listen. Return the address; `None` once it is closed, or if no socket can be made."""
+    def open(self) -> bytes | None:
+        """Start to listen. Return the key for children; `None` once it is closed, or if no socket can be made."""
         with self._lock:
-            if self.address is None and not self._closing.is_set():
+            if self.key is None and not self._closing.is_set():
                 try:
-                    self._listener, path = _listener()
-                    self._remove = weakref.finalize(self, _remove, path, os.getpid())
-                    self._accepting = _thread(self._accept, self._listener)
+                    listener = self._listener = socket.socket(socket.AF_UNIX)
+                    listener.bind(socket_name(key := secrets.token_bytes(32)))
+                    listener.listen(_BACKLOG)
+                    listener.setblocking(False)
+                    self._accepting = _thread(self._accept, listener)
                     self._accepting.start()
-                    self.address = Address(path, self._key)
+                    self.key = key
                 except (OSError, RuntimeError):  # no socket, or no thread: children warn when they log
                     self._closing.set()
                     self._stop_listening()
-            return None if self._closing.is_set() else self.address
+            return None if self._closing.is_set() else self.key
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
             self._listener.close()
-        self._remove()
 
     def after_fork(self) -> None:
         """In a fork, close the parent's sockets, because nothing accepts connections there."""
@@ -108,11 +100,11 @@ class Relay:
         with self._lock:
             self._until = time.monotonic() + (0.0 if failed else _LAST_ROWS)
             self._closing.set()
-        if self.address is None or self._accepting is None:
+        if self.key is None or self._accepting is None:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)
-            client.connect(self.address.path)  # wakes up the thread that waits for the next child
+            client.connect(socket_name(self.key))  # wakes up the thread that waits for the next child
         self._accepting.join(max(0.0, self._until - time.monotonic()))
         for thread in filter(threading.Thread.is_alive, [*self._children.values()]):  # no further one starts
             thread.join(max(0.0, self._until - time.monotonic()))
@@ -151,7 +143,7 @@ class Relay:
         try:
             limit(connection, receiving=HANDSHAKE, sending=HANDSHAKE)
             # `recv_bytes` raises OSError for more
-            if not hmac.compare_digest(connection.recv_bytes(len(self._key)), self._key):
+            if self.key is None or not hmac.compare_digest(connection.recv_bytes(len(self.key)), self.key):
                 return
             limit(connection, receiving=0.0, sending=HANDSHAKE)
             while time.monotonic() < self._until:
@@ -183,27 +175,6 @@ class Relay:
 
 def _thread(target: Callable[[Any], None], argument: Any) -> threading.Thread:
     return threading.Thread(target=target, args=(argument,), name="dist_wandb-relay", daemon=True)
-
-
-def _listener() -> tuple[socket.socket, str]:
-    """Listen in the directory for temporary files, or in another one if its path is too long for a socket's."""
-    for directory in filter(None, (Path(tempfile.gettempdir()), runtime_directory(), Path("/tmp"))):  # noqa: S108
-        with suppress(OSError), ExitStack() as unless_it_listens:
-            path = str(Path(tempfile.mkdtemp(prefix="dist-wandb-", dir=directory), "socket"))  # mode 0700
-            unless_it_listens.callback(_remove, path, os.getpid())
-            listener = unless_it_listens.enter_context(socket.socket(socket.AF_UNIX))
-            if len(os.fsencode(path)) <= _LONGEST:
-                listener.bind(path)
-                listener.listen(_BACKLOG)
-                listener.setblocking(False)
-                unless_it_listens.pop_all()
-                return listener, path
-    raise OSError
-
-
-def _remove(path: str, process: int) -> None:
-    if os.getpid() == process:
-        shutil.rmtree(Path(path).parent, ignore_errors=True)
 
 
 def _shut_down(connection: Connection) -> None:

@@ -7,6 +7,7 @@ each row.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import multiprocessing
@@ -19,7 +20,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +42,12 @@ HANDSHAKE = 5.0  # seconds that a child waits to be accepted, and that the sessi
 _STUCK = 30.0  # seconds that a child waits while the session's process reads nothing
 _RETRY_AFTER = 30.0  # seconds after such a failure before a child tries again
 _FLUSH_PATIENCE = 60.0  # seconds
-_ENDED = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
+_ENDED = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError)
 
 
-@dataclass(frozen=True)
-class Address:
-    """The address at which a session's process accepts its children."""
-
-    path: str  # of the socket
-    key: bytes = field(repr=False)  # secret shared by this job's processes only
+def socket_name(key: bytes) -> str:
+    """Return the name of the socket at which a session's process accepts its children, which have its secret key."""
+    return f"\0dist-wandb-{hashlib.sha256(key).hexdigest()[:32]}"
 
 
 class RemoteSession(LikeRun):
@@ -61,13 +58,13 @@ class RemoteSession(LikeRun):
     do (`summary`, `alert`, `define_metric`) is accepted and has no effect.
     """
 
-    def __init__(self, address: Address | None, topology: Topology, metadata: Mapping[str, Any]) -> None:
-        # `address` is `None` if the session's process does not listen; `metadata` is from the time of the copy.
+    def __init__(self, key: bytes | None, topology: Topology, metadata: Mapping[str, Any]) -> None:
+        # `key` is `None` if the session's process does not listen; `metadata` is from the time of the copy.
         self.topology = topology
         self.id: str | None = metadata.get("id")
         self.url: str | None = metadata.get("url")
         self.config: ConfigCopy = ConfigCopy(metadata.get("config", {}))
-        self._arguments = address, topology, metadata
+        self._arguments = key, topology, metadata
         self.after_fork()
         in_forks.add(self)
 
@@ -142,10 +139,10 @@ class RemoteSession(LikeRun):
                 if time.monotonic() < self._mute_until:
                     return False
                 try:
-                    if (address := self._arguments[0]) is None:
+                    if (key := self._arguments[0]) is None:
                         raise ConnectionError("it was not prepared for other processes, or has ended")
                     if self._connection is None:
-                        self._connection = _connect(address)
+                        self._connection = _connect(key)
                     self._connection.send_bytes(message)
                 except (BlockingIOError, TimeoutError) as error:
                     self._mute_until = time.monotonic() + _RETRY_AFTER  # so that `log` does not wait each time
@@ -199,7 +196,7 @@ def _on_host(name: str, value: Any, rank: int) -> Any:
     return value if tensor is None else whole(repr(name), tensor, rank).detach().clone().cpu()
 
 
-def _connect(address: Address) -> Connection:
+def _connect(key: bytes) -> Connection:
     """Connect, and send the key; raise `OSError` if that fails, or another user listens.
 
     Writes raise `BlockingIOError` if nothing is read for `_STUCK` seconds.
@@ -208,7 +205,7 @@ def _connect(address: Address) -> Connection:
         client.setblocking(True)
         limit(client, receiving=0.0, sending=HANDSHAKE)
         try:
-            client.connect(address.path)  # waits while too many connections are waiting
+            client.connect(socket_name(key))  # waits while too many connections are waiting
         except BlockingIOError:
             raise TimeoutError(f"the session's process accepts no connection for {HANDSHAKE:g} s") from None
         if not is_own(client):
@@ -216,7 +213,7 @@ def _connect(address: Address) -> Connection:
         connection = Connection(client.detach())
     try:
         limit(connection, receiving=0.0, sending=_STUCK)
-        connection.send_bytes(address.key)
+        connection.send_bytes(key)
     except BaseException:
         connection.close()
         raise
@@ -224,9 +221,7 @@ def _connect(address: Address) -> Connection:
 
 
 def is_own(connected: socket.socket) -> bool:
-    """Return whether the peer is a process of this user. macOS does not report it, and relies on the directory."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
+    """Return whether the peer is a process of this user."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)
     return bool(user == os.geteuid())

@@ -12,14 +12,14 @@ least.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
+from contextlib import ContextDecorator
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import elapsed, has_passed
@@ -30,8 +30,7 @@ from dist_wandb.settings.reduction import BUSY, STEP, TIMES
 if TYPE_CHECKING:
     from dist_wandb.session.session import Session
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _OWN = ("step", "busy", "straggler_rank", "straggler_excess")
 _UNMATCHED_ROWS = 3  # consecutive rows without the name that rows with timings have, until another name is used
@@ -55,10 +54,8 @@ def device_event() -> Event | None:
 _Ended: TypeAlias = tuple[str | None, int, int]
 
 
-class Section:
+class Section(ContextDecorator):
     """One section of the script, to be used in a ``with`` block or as a decorator. It may be entered several times."""
-
-    __slots__ = ("_sections", "name", "waits")
 
     def __init__(self, sections: Sections, name: str, *, waits: bool) -> None:
         self._sections = sections
@@ -71,7 +68,7 @@ class Section:
     def __exit__(self, *exc_info: object) -> None:
         self._sections.leave(self)
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+    def __call__(self, function: _Function) -> _Function:
         """Return the function, each call of which is timed as this section.
 
         Raises `ConfigurationError` for a coroutine or generator function, which returns before its work is done.
@@ -81,13 +78,7 @@ class Section:
                 f"timed({self.name!r}) was given the coroutine or generator function {function.__name__!r}, which "
                 f"returns before its work is done. Put `with run.timed({self.name!r}):` inside it."
             )
-
-        @functools.wraps(function)
-        def timed(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return timed
+        return super().__call__(function)
 
 
 class Sections:

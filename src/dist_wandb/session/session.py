@@ -23,9 +23,7 @@ from dist_wandb.runs import requested, run_metadata
 from dist_wandb.runs.interception import AsRun
 from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.session import registry
-from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.intake import Intake, make_exchange
-from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.notices import announcement, print_line, unused_names
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
@@ -58,32 +56,22 @@ class Session(AsRun):
         is_current: Whether it may be ``wandb.run``: not if it was opened with ``reinit="create_new"``.
     """
 
-    def __init__(
-        self,
-        link: JobLink,
-        own: OwnRun,
-        config_sync: ConfigSync,
-        restart_store: RestartStore | None,  # except on the coordinator
-        *,
-        first_row: int,  # position on the x axis of the first row without a step, after those of a continued run
-    ) -> None:
+    def __init__(self, own: OwnRun, restart_store: RestartStore | None) -> None:
+        link = own.link
         self.options: Options = link.options
         self.topology: Topology = link.topology
         self.opened_inside: Session | None = registry.outer_session()
         self.opened_at: Line | None = None
         self.is_current: bool = own.opener.is_current
-        self._link, self._own, self._config_sync = link, own, config_sync
-        rows = own.rows(first_row)
+        self._link, self._own, self._config_sync = link, own, own.config_sync
+        rows = own.rows()
         self.reductions: Reductions = rows.reductions
         enclosing = [session._link for session in registry.open_sessions()]  # noqa: SLF001  # of this class
-        self._exchange = make_exchange(link, own, config_sync, rows, self._refresh, enclosing)
+        self._exchange = make_exchange(own, rows, self._refresh, enclosing)
         self._notices = Notices()
-        self._intake = Intake(link, own, self._exchange, self._notices, first_row)
+        self._intake = Intake(own, self._exchange, self._notices)
         self._relay = Relay(partial(self._intake.put, child=True), self.topology, self._metadata)
-        closed = partial(self._closed, rows)
-        self._shutdown: Shutdown = Shutdown(
-            self._intake, link, own, config_sync, self._exchange, self._relay, restart_store, closed
-        )
+        self._shutdown: Shutdown = Shutdown(self._intake, self._relay, restart_store, partial(self._closed, rows))
 
     def _refresh(self, published: float) -> None:
         self._shutdown.refresh(published)  # made after the exchange, which calls this
@@ -350,7 +338,7 @@ class Session(AsRun):
 
     def report_run(self) -> None:
         """Publish this rank's run to the other ranks, if there is a store."""
-        self._own.report(self._intake.first_row)
+        self._own.report()
 
     def _metadata(self, waits: bool) -> dict[str, Any]:
         """The run's metadata for other processes; if not `waits`, only what is already known here."""

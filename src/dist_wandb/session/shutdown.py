@@ -23,14 +23,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange
+from dist_wandb.exchange.interface import WITHOUT_FINISH
 from dist_wandb.job.job_store import LONGEST_PAUSE
 from dist_wandb.job.timed_caller import call_or_default, poll
 from dist_wandb.notices import warn
 from dist_wandb.session import job_description, registry
-from dist_wandb.session.config.sync import ConfigSync
-from dist_wandb.session.intake import Intake, IntakeState
-from dist_wandb.session.job_link import JobLink, UnitEnd
+from dist_wandb.session.intake import Intake
+from dist_wandb.session.job_link import UnitEnd
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
 from dist_wandb.session.restart import RestartStore
@@ -47,17 +46,17 @@ class Shutdown:
     """Ends one session."""
 
     _intake: Intake
-    _link: JobLink
-    _own: OwnRun
-    _config_sync: ConfigSync
-    _exchange: Exchange
     relay: Relay
-    _restart_store: RestartStore | None
+    _restart_store: RestartStore | None  # on the coordinator
     _closed: Callable[[bool], None]  # called after that, with whether the logged rows were passed on
     failure: int | None = None  # exit code of the run if `finish` is not called with one
     successor: Shutdown | None = None  # of the session in which this one continues: see `job_link.move`
     _finishing: dict[str, tuple[int]] = field(default_factory=dict)  # the thread that finishes
     _finished: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._own: OwnRun = self._intake.own
+        self._link, self._config_sync, self._exchange = self._own.link, self._own.config_sync, self._intake.exchange
 
     def finish(self, exit_code: int | None, within: float | None = None, *, failed: bool | None = None) -> None:
         """Run all steps, unless another thread does. Other ranks get `within` seconds (`None`: `finish_timeout`).
@@ -76,7 +75,7 @@ class Shutdown:
                 self._finished.wait(patience)
             return
         try:
-            if self._intake.state is IntakeState.OPEN:
+            if self._intake.is_open:
                 if not failed:
                     self._link.report_end(is_over=False)
                 self._end(exit_code, within, failed=failed)
@@ -128,8 +127,8 @@ class Shutdown:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
         self._config_sync.in_background(published)
         self._own.alerts.deliver(published)
-        if self._config_sync.has_run_ended and self._intake.state is IntakeState.OPEN:
-            self._intake.state = IntakeState.DETACHED
+        if self._config_sync.has_run_ended and self._intake.is_open:
+            self._intake.is_detached, self._intake.is_open = True, False  # in this order: `log` may be called meanwhile
             self._exchange.detach()
             self._close(handed_over=False)
             self._link.leave(self._exchange)

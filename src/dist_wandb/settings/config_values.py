@@ -6,7 +6,7 @@ secrets. For an object that W&B turns into text, the words of that text count.
 
 The job's store does not authenticate clients: anyone who can connect reads all of it. So a secret is never stored, not
 even as a digest, from which short secrets can be guessed. The message names the values that lack a secret, and whether
-they are still those that the publishing rank was given. If so, a rank that was given secrets at the same places uses
+they are still those that the publishing rank was given. If so, a rank that was given the same apart from secrets uses
 its own.
 """
 
@@ -24,12 +24,11 @@ from datetime import date
 from enum import Enum
 from numbers import Number
 from operator import is_
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 
 PAIRS = "__dist_wandb_pairs__"  # where `encoded` puts the pairs of a mapping whose names are not all text
 MISSING: Final = object()
-_CHANGED, _AS_GIVEN, _AS_TEXT = "changed", "as given", "as text"
 _SCALARS = frozenset({bool, float, int, str})
 _LONGEST_ARRAY = 32  # numbers: wandb writes those of longer arrays differently
 _LONGEST_NUMBER = 10_000  # bits: Python refuses to print longer ones
@@ -285,52 +284,37 @@ def _without(value: Any, depth: int) -> Any:
     return items if any(new is not item for new, item in zip(items, value, strict=True)) else value
 
 
-def publishable(values: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values for the job's store, `encoded` and without secrets, and the state of each that lacks one.
+def publishable(values: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bool]]:
+    """Return values for the job's store, `encoded` and without secrets, and those that lack one, by name.
 
-    The state says whether it is what this rank was `given`, or its text: W&B stores the repr of what it cannot hold. A
-    value that is a secret as a whole is `None`.
+    The latter are told to be what this rank was `given`, or not. A value that is a secret as a whole is `None`.
     """
-    rest = without_secrets(values)
-    withheld: dict[str, str] = {}
+    rest, withheld = without_secrets(values), dict[str, bool]()
     for name, value in values.items():
         if rest.get(name, MISSING) is not value:
-            own = given.get(name, MISSING)
-            is_same = own is not MISSING and encoded(value) == encoded(own)
-            is_text = own is not MISSING and value == shown(own)
-            withheld[name] = _AS_GIVEN if is_same else _AS_TEXT if is_text else _CHANGED
+            own = given.get(name)
+            if value == shown(own) and not is_secret(name, own):  # what W&B has of it if it cannot hold the value
+                rest[name] = value
+            else:
+                withheld[name] = encoded(value) == encoded(own)
     return {name: encoded(rest.get(name)) for name in values}, withheld
 
 
 def filled(
-    values: Mapping[str, Any], withheld: Mapping[str, str], own: Mapping[str, Any] | None = None
+    values: Mapping[str, Any], withheld: Mapping[str, bool], own: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return values that were `publishable` on another rank, with the secrets that this rank has.
+    """Return values that were `publishable` on another rank, or what this rank was given, if only secrets differ.
 
-    Secrets that this rank does not have are `MISSING`. `own` is what it was given.
+    Secrets that this rank does not have are `MISSING`.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():
-        kind, mine = withheld.get(name), (own or {}).get(name, MISSING)
-        if mine is MISSING or kind not in (_AS_GIVEN, _AS_TEXT):
-            found[name] = MISSING if name in withheld and value is None else decoded(value)
-        elif kind == _AS_TEXT:
-            found[name] = shown(mine)
-        elif value is None:
-            found[name] = decoded(encoded(mine)) if is_secret(name, mine) else MISSING
+        mine = own.get(name)
+        if withheld.get(name) and (is_secret(name, mine) if value is None else encoded(_without(mine, 0)) == value):
+            found[name] = decoded(encoded(mine))
         else:
-            found[name] = _with_secrets(decoded(value), decoded(encoded(mine)))
+            found[name] = MISSING if name in withheld and value is None else decoded(value)
     return found
-
-
-def _with_secrets(value: Any, own: Any) -> Any:
-    """Add the secrets that this rank has at the same places."""
-    if isinstance(value, dict) and isinstance(own, dict):
-        secrets = {name: item for name, item in own.items() if name not in value and is_secret(name, item)}
-        return {**{name: _with_secrets(item, own.get(name)) for name, item in value.items()}, **secrets}
-    if isinstance(value, list) and isinstance(own, list) and len(value) == len(own):
-        return [_with_secrets(*items) for items in zip(value, own, strict=True)]
-    return value
 
 
 class Known(dict[str, Any]):

@@ -45,7 +45,8 @@ def config_of(rank: int) -> dict[str, Any]:
         "auth": {"user": f"{own}-f", "more": [{"x": f"{own}-g"}]},
         "credentials": [f"{own}-h", {"deep": f"{own}-i"}],
         "client-secret": f"{own}-j",
-        "net": {"size": rank, "api_key": f"{own}-k", "list": [1, {"token": f"{own}-l"}]},
+        "net": {"size": rank, "api_key": f"{own}-k"},
+        "inner": {"size": 1, "api_key": f"{own}-k", "list": [1, {"token": f"{own}-l"}]},
         "dsn_of_all": "x",
         "database_url": f"postgresql://joe:{own}-m@db.example/x",
         "account": Account(f"{own}-n"),
@@ -62,12 +63,11 @@ def read(run: Any, rank: int) -> dict[str, Any]:
     deadline = time.monotonic() + 60
     while "steps" not in config and time.monotonic() < deadline:  # at once, unless the machine is very busy
         time.sleep(0.1)
-    own, net = mine["net"], config["net"]
     return {
         "lr": config["lr"],
         "max_tokens": config.max_tokens,
         "own": config["hf_token"] == mine["hf_token"] and config["auth"] == mine["auth"],
-        "nested": net["api_key"] == own["api_key"] and net["list"][1] == own["list"][1],
+        "nested": config["inner"] == mine["inner"],
         "later": config.get("later_token") is not None,
         "steps": config["steps"],
     }

@@ -276,7 +276,7 @@ def test_sigterm_is_handled_only_for_runs_of_several_ranks_in_fabric(
 @pytest.fixture
 def become_further_process(
     fake_wandb: FakeWandb,  # noqa: ARG001  # must run first
-    begin_script: Callable[..., Path],
+    begin_script: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[], None]:
     """Begin as the main process; call the result to continue as local rank 1, its child."""
@@ -330,22 +330,20 @@ def test_without_rank_0s_run_a_rank_reads_what_it_was_given(
     assert (run.path, run.name, Path(run.dir).name) == ("of-agent/t", None, "wandb")
 
 
-def test_the_file_for_further_processes_holds_no_secrets(
-    become_further_process: Callable[[], None], tmp_path: Path
-) -> None:
+def test_further_processes_are_told_no_secrets(become_further_process: Callable[[], None]) -> None:
     config = {"lr": 0.3, "api_key": "0123456789abcdef0123456789abcdef01234567"}
     _ = DistWandbLogger(config=config).experiment
     become_further_process()
-    (file,) = (tmp_path / "offered").iterdir()
-    assert "0.3" in file.read_text()
-    assert "0123456789abcdef" not in file.read_text()
+    told = str(inherited_rank.told("ids", os.getpid()))
+    assert "0.3" in told
+    assert "0123456789abcdef" not in told
     assert dict(DistWandbLogger(config=config).experiment.config) == config
 
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_a_fork_of_a_rank_which_has_a_copy_of_its_group_is_a_job_of_its_own() -> None:
     group = mock.patch.object(Topology, "from_torch_distributed", return_value=Topology(1, 1, 0, 2, 2, 1))
-    with group, mock.patch.object(inherited_rank, "_announced", [(os.getppid(), b"")]):
+    with group, mock.patch.object(inherited_rank, "_announced", [os.getppid()]):
         experiment = DistWandbLogger(**SHORT).experiment
         (session,) = registry.open_sessions()
         assert (session.run, session.topology) == (experiment, Topology.single())

@@ -30,8 +30,8 @@ NOTES = Path("wandb") / DIRECTORY
 @pytest.fixture(autouse=True)
 def fresh_process(
     fake_wandb: FakeWandb,  # noqa: ARG001  # must run first
-    begin_script: Callable[..., Path],
-) -> Callable[..., Path]:
+    begin_script: Callable[..., None],
+) -> Callable[..., None]:
     """Reset the process, as if no logger had been created; call the result to do so again, as in a restarted job."""
     begin_script()
     return begin_script
@@ -163,7 +163,7 @@ def leave_note(base_id: str, *, world_size: int = 2, session: str = "DistWandbLo
 
 
 def test_a_logger_that_may_continue_knows_the_id_before_the_ranks_are_known(
-    fresh_process: Callable[..., Path],
+    fresh_process: Callable[..., None],
 ) -> None:
     """Its children, which ddp starts from the script, get the id from their parent."""
     leave_note("earlier")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
-from new_process import begin_new_process
-from strangers import give_away
+from new_process import begin_new_process, forget_notes
 
 import dist_wandb
 from dist_wandb.job import launch
@@ -33,6 +30,7 @@ def _rank(
     """Begin as rank 0 of 2."""
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
+    forget_notes()
     begin_new_process(monkeypatch)
 
 
@@ -76,23 +74,32 @@ def test_a_rank_whose_parent_has_announced_nothing_is_that_rank(become_child: Ca
     assert identify().world_size == 2
 
 
-OF_AN_EARLIER_PROCESS = json.dumps([-1, VARIABLES])  # with the same id
-
-
-@pytest.mark.parametrize("content", ["", "[", "3", "[1, 2, 3]", "{}", OF_AN_EARLIER_PROCESS, None])
-def test_a_file_that_is_damaged_or_of_another_process_or_user_is_ignored(
-    become_child: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
-) -> None:
-    inherited_rank.announce()
-    (file,) = tmp_path.iterdir()
-    assert file.stat().st_mode & 0o077 == 0
-    assert json.loads(file.read_text())[1] == VARIABLES
-    if content is None:
-        give_away(file, monkeypatch)
-    else:
-        file.write_text(content)
+@pytest.mark.parametrize("text", ["", "[", "3", "{}"])
+def test_a_note_that_is_damaged_or_of_another_process_is_ignored(become_child: Callable[[], None], text: str) -> None:
+    inherited_rank.tell("rank", text)
     become_child()
     assert inherited_rank.holder() is None
+
+
+def test_the_latest_note_is_read_and_leaves_no_file(temporary: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a number
+    for number in range(3):
+        inherited_rank.tell("number", str(number))
+    assert inherited_rank.told("number", os.getpid()) == 2
+    assert inherited_rank.told("numb", os.getpid()) is None
+    assert inherited_rank.told("number", 1) is None
+    assert len(os.listdir("/proc/self/fd")) == before + 1  # noqa: PTH208
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_program_that_replaces_the_process_has_no_note() -> None:
+    """As one that a launcher's script executes for the next start."""
+    code = (
+        "import os, sys; from dist_wandb.session.inherited_rank import tell, told; print(told('rank', os.getpid())); "
+        "tell('rank', '1'); sys.stdout.flush(); sys.argv[1:] and os.execv(sys.executable, [*sys.orig_argv[:3]])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "again"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "None"]
 
 
 def test_a_fork_of_a_rank_is_a_job_of_its_own_also_without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,26 +121,3 @@ def test_ancestors_begin_with_the_parent(monkeypatch: pytest.MonkeyPatch) -> Non
     assert next(launch.ancestors()) == os.getppid()
     monkeypatch.setattr(launch, "Path", lambda _: Path("/nowhere"))
     assert list(launch.ancestors()) == [os.getppid()]
-    assert launch.started_at(os.getpid()) is None
-
-
-def test_the_file_is_removed_at_exit(tmp_path: Path) -> None:
-    code = "from dist_wandb.session import inherited_rank; inherited_rank.announce(); import glob, sys; "
-    code += "print(len(glob.glob(sys.argv[1] + '/dist-wandb-rank-*')))"
-    environment: dict[str, Any] = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "1\n"
-    assert list(tmp_path.glob("dist-wandb-rank-*")) == []
-
-
-def test_files_of_killed_processes_are_deleted_by_the_next_one(tmp_path: Path) -> None:
-    ended = subprocess.Popen(["true"])  # noqa: S607  # of the system
-    ended.wait()
-    names = [inherited_rank.file_of(*one).name for one in ((ended.pid,), (ended.pid, ""), (os.getppid(),), ("x",))]
-    for name in (*names, f"dist-wandb-rank-of-another-{ended.pid}.json"):
-        (tmp_path / name).touch()
-    inherited_rank.announce()
-    left = {path.name for path in tmp_path.iterdir()} - {inherited_rank.file_of(os.getpid()).name}
-    assert left == {*names[2:], f"dist-wandb-rank-of-another-{ended.pid}.json"}

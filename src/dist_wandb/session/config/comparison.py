@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any, TypedDict, TypeVar, get_origin, get_type_hints
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.job.job_store import JobStore, RankValues, not_of_a_rank
+from dist_wandb.job.job_store import JobStore, RankValues, is_first, not_of_a_rank
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller
 from dist_wandb.job.topology import Topology
@@ -70,7 +70,7 @@ class PublishedRun(TypedDict):
     """The run of a primary."""
 
     values: dict[str, Any]  # its config, without secrets, and what it lacks: `config_values.publishable`
-    withheld: dict[str, str]
+    withheld: dict[str, bool]
     imposed: list[str]  # names whose values come from a sweep, and replace those that any rank was given
     metadata: dict[str, Any]
 
@@ -110,12 +110,9 @@ class Connection:
 
     def store(self) -> JobStore | None:
         if self._job_store is None:
-            self._job_store = self.open(TimedCaller(self._limit))
+            found = self.find()
+            self._job_store = None if found is None else found.beside("config_sync", TimedCaller(self._limit))
         return self._job_store
-
-    def open(self, caller: TimedCaller | None = None) -> JobStore | None:
-        found = self.find()
-        return None if found is None else found.beside("config_sync", caller)
 
     def try_get(self, key: str, kind: type[_T]) -> _T | None:
         """Return a message of this `kind`; raise `ConfigurationError` if it is another one."""
@@ -132,7 +129,7 @@ class Connection:
         """Claim a key. Return whether no other rank has claimed it before; `True` if that cannot be determined."""
         with suppress(RendezvousError):
             job_store = self.store() if self.is_usable else None
-            return job_store is None or job_store.claim(key, self.rank) == self.rank
+            return job_store is None or is_first(job_store, key)
         return True
 
     def close(self) -> None:
@@ -206,7 +203,7 @@ class Comparison:
 
     def check(self) -> None:
         """Raise `ConfigurationError` on all ranks if they were not given the same config. Waits for all of them."""
-        job_store, rank, main = self._connection.open(), self._connection.rank, self._connection.topology.coordinator
+        job_store, rank, main = self._connection.find(), self._connection.rank, self._connection.topology.coordinator
         if job_store is None:
             raise RendezvousError(
                 f"config_sync='check' compares the configs of all ranks, but rank {rank} has no store "

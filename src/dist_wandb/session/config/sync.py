@@ -84,7 +84,7 @@ class ConfigSync:
         self._has_ended = False  # whether that run was found to be finished by its user
         # Names whose values are this rank's own, as those that it was given. `None`: the followed values replace all.
         self.own_names: set[str] | None = None
-        self._seen: dict[str, tuple[Any, str | None]] = {}  # what was published last: see `PublishedRun`
+        self._seen: dict[str, tuple[Any, bool | None]] = {}  # what was published last: see `PublishedRun`
         self._imposed: frozenset[str] = frozenset()  # see `PublishedRun`
         self._version = 0
 

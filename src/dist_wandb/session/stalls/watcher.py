@@ -36,7 +36,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.job.job_store import JobStore, SharedList
+from dist_wandb.job.job_store import JobStore, SharedList, is_first
 from dist_wandb.job.launch import node_identity
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import STORE_PATIENCE, TimedCaller, call_or_default
@@ -141,7 +141,7 @@ class Questions:
     def claim(self) -> bool:
         """Ask, unless another rank has just done so; return whether this one asks."""
         self.number += 1
-        return bool(self._store.claim(f"ask/{self.number}", self._here.rank) == self._here.rank)
+        return is_first(self._store, f"ask/{self.number}")
 
     def answer(self, answer: Answer, text: str) -> None:
         """Say where this rank stands; `text` has all its stacks."""
@@ -183,7 +183,7 @@ class Questions:
         return self._store.try_get(f"told/{self.number}")
 
     def may_alert(self) -> bool:
-        return bool(self._store.claim(f"alerted/{self.number}", self._here.rank) == self._here.rank)
+        return is_first(self._store, f"alerted/{self.number}")
 
 
 def _decoded(found: Any) -> Answer | None:

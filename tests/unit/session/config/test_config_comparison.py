@@ -201,7 +201,7 @@ def test_a_check_names_a_rank_whose_config_cannot_be_read(
 ) -> None:
     def open_one(rank: int) -> str:
         if rank == 2:
-            keys = JobStore(store, "test/1", THREE[2], 1.0).beside("config_sync")
+            keys = JobStore(store, "test/1", THREE[2], 1.0)
             RankValues(keys, "config/given by all").publish({"values": 1})
             return ""
         with pytest.raises(ConfigurationError) as error:

@@ -9,15 +9,13 @@ import os
 import pickle
 import signal
 import socket
-import stat
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
@@ -36,7 +34,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.topology import Topology
 from dist_wandb.session import relay, remote_session
 from dist_wandb.session.relay import Relay
-from dist_wandb.session.remote_session import Address, RemoteSession
+from dist_wandb.session.remote_session import LOG, RemoteSession, socket_name
 
 ONE = Topology.single()
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
@@ -65,12 +63,13 @@ def relay_threads() -> set[threading.Thread]:
 
 
 def own_sockets() -> list[tuple[int, str]]:
-    """Return the sockets of this process that have a path: their descriptors and paths."""
+    """Return the sockets of relays in this process: their descriptors and names."""
     found = []
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # names are numbers, not paths
         with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
-            if one.family == socket.AF_UNIX and one.getsockname():
-                found.append((number, one.getsockname()))
+            name = one.getsockname()
+            if one.family == socket.AF_UNIX and isinstance(name, bytes) and name.startswith(b"\0dist-wandb-"):
+                found.append((number, name.decode()))
     return found
 
 
@@ -89,12 +88,12 @@ class Served:
     """A relay and what it has taken."""
 
     relay: Relay
-    address: Address
+    key: bytes
     taken: list[tuple[Any, ...]]
     may_take: threading.Event
 
-    def child(self, key: bytes | None = None) -> RemoteSession:
-        return RemoteSession(Address(self.address.path, key) if key else self.address, ONE, {})
+    def child(self) -> RemoteSession:
+        return RemoteSession(self.key, ONE, {})
 
 
 @pytest.fixture
@@ -108,9 +107,9 @@ def served() -> Iterator[Served]:
         taken.append(arguments)
 
     relay = Relay(take, ONE, lambda _: {})
-    address = relay.open()
-    assert address is not None
-    yield Served(relay, address, taken, may_take)
+    key = relay.open()
+    assert key is not None
+    yield Served(relay, key, taken, may_take)
     may_take.set()
     relay.close()
 
@@ -183,7 +182,7 @@ def test_rows_of_forks_and_their_forks_arrive(fake_wandb: FakeWandb) -> None:
         session.log({"loss": 0.0})
 
         def work() -> None:
-            assert not [path for _, path in own_sockets() if "dist-wandb-" in path]
+            assert not own_sockets()
             session.log({"loss": 1.0})
             dist_wandb.get_run().log({"loss": 2.0})
             assert session.flush()
@@ -282,22 +281,30 @@ def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...]) -> N
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_the_relay_listens_only_after_the_first_fork(temporary: Path) -> None:
+def test_the_relay_listens_only_after_the_first_fork() -> None:
     with dist_wandb.init():
-        assert list(temporary.glob("dist-wandb-*/socket")) == []
+        assert own_sockets() == []
         assert in_fork(lambda: None) == 0
-        assert len(list(temporary.glob("dist-wandb-*/socket"))) == 1
+        assert len(own_sockets()) == 1
+    assert own_sockets() == []
 
 
 def test_a_client_without_the_key_is_not_served(served: Served) -> None:
-    served.child(b"guessed").log({"loss": 1.0})
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(socket_name(served.key))
+        connection = Connection(os.dup(client.fileno()))
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.send_bytes(b"k" * len(served.key))
+            connection.send_bytes(pickle.dumps((LOG, ({"loss": 1.0}, None, None, None))))
+            client.settimeout(_PATIENCE)
+            assert client.recv(1) == b""
+        connection.close()
     child = served.child()
     child.log({"loss": 2.0})
     assert child.flush()
     served.relay.close()
     assert [arguments[0] for arguments in served.taken] == [{"loss": 2.0}]
     assert served.relay.open() is None
-    assert str(served.address.key) not in repr(served.address)
 
 
 CLIENTS: dict[str, Callable[[socket.socket], None]] = {
@@ -314,7 +321,7 @@ def test_unauthenticated_clients_do_not_block_children(kind: str, served: Served
     clients = []
     for _ in range(64):
         client = socket.socket(socket.AF_UNIX)
-        client.connect(served.address.path)
+        client.connect(socket_name(served.key))
         with suppress(BrokenPipeError, ConnectionResetError):
             CLIENTS[kind](client)
         clients.append(client)
@@ -347,40 +354,30 @@ def test_a_fork_closes_the_sockets_of_the_relay(served: Served) -> None:
     assert child.flush(), "the session's own are open"
 
 
-def be_dropped(address: Address) -> None:
+def be_dropped(key: bytes) -> None:
     """Connect without the key, and see the end of the connection before anything else."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE)
-        client.connect(address.path)
+        client.connect(socket_name(key))
         assert client.recv(1) == b""
 
 
 def test_an_unauthenticated_client_is_dropped_after_the_timeout(served: Served, limit: Limit) -> None:
     limit(remote_session, HANDSHAKE=0.3)
-    be_dropped(served.address)
+    be_dropped(served.key)
 
 
 def test_other_users_are_rejected_before_anything_is_sent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Path(served.address.path)
-    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     if os.geteuid() != 0:  # the test has only one user
         monkeypatch.setattr(os, "geteuid", lambda: 65534)
-        be_dropped(served.address)
+        be_dropped(served.key)
         monkeypatch.undo()
         return
 
-    def be_refused() -> None:
-        os.setuid(65534)
-        with pytest.raises(PermissionError):
-            be_dropped(served.address)
-
     def be_dropped_as_a_stranger() -> None:
         os.setuid(65534)
-        be_dropped(served.address)
+        be_dropped(served.key)
 
-    assert in_fork(be_refused) == 0
-    place.parent.chmod(0o755)  # as if it were reachable anyway
-    place.chmod(0o777)
     assert in_fork(be_dropped_as_a_stranger) == 0
     assert served.child().flush()
 
@@ -398,16 +395,15 @@ def test_a_child_sends_nothing_to_a_socket_of_another_user(
 
 def test_a_socket_that_accepts_no_connection_delays_log_once(limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
     limit(remote_session, HANDSHAKE=0.3, _RETRY_AFTER=1000.0)
-    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
-        place = str(Path(directory, "s"))
-        full.bind(place)
+    with socket.socket(socket.AF_UNIX) as full:
+        full.bind(place := socket_name(b"key"))
         full.listen(0)
         waiting = [socket.socket(socket.AF_UNIX) for _ in range(8)]
         with suppress(BlockingIOError):  # once the backlog is full
             for one in waiting:
                 one.setblocking(False)
                 one.connect(place)
-        child = RemoteSession(Address(place, b"key"), ONE, {})
+        child = RemoteSession(b"key", ONE, {})
         begin = time.monotonic()
         for _ in range(200):  # 60 s, if each call tried to connect
             child.log({"loss": 1.0})
@@ -469,7 +465,7 @@ def test_children_notice_the_end_even_if_another_process_has_the_socket(served: 
     """Such as a fork that was made while a child was being accepted."""
     child = served.child()
     assert child.flush()
-    copies = [os.dup(number) for number, path in own_sockets() if path == served.address.path]
+    copies = [os.dup(number) for number, name in own_sockets() if name == socket_name(served.key)]
     assert len(copies) == 2, "that of the connection, and the one that listens"
     try:
         served.relay.close(failed=failed)
@@ -561,29 +557,8 @@ def test_a_child_that_keeps_logging_does_not_prevent_finishing(caplog: pytest.Lo
     assert len(caplog.records) < 10
 
 
-@pytest.mark.parametrize("runtime", ["", "runtime", "no-such-directory", "r" * 200])
-def test_a_directory_with_a_name_too_long_for_sockets_is_avoided(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, temporary: Path, runtime: str
-) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        (temporary / ("t" * 120)).mkdir()
-        for name in ("runtime", "r" * 200):
-            Path(directory, name).mkdir()
-        monkeypatch.setenv("TMPDIR", str(temporary / ("t" * 120)))
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(Path(directory, runtime)) if runtime else "")
-        with dist_wandb.init() as session:
-            through_a_pickle(session).log({"loss": 1.0})
-            (place,) = {Path(path) for _, path in own_sockets() if "dist-wandb-" in path}
-            assert place.is_socket(), "an abstract name is open to all users of the host"
-            assert place.parent.parent == (Path(directory, runtime) if runtime == "runtime" else Path(directory).parent)
-            assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-        assert not place.parent.exists()
-        assert not list((temporary / ("t" * 120)).iterdir())
-    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
-
-
 def test_a_missing_socket_is_reported_only_by_children_that_log(
-    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, temporary: Path
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     with mock.patch.object(socket, "socket", side_effect=OSError("too many open files")), dist_wandb.init() as session:
         for _ in range(3):
@@ -592,4 +567,3 @@ def test_a_missing_socket_is_reported_only_by_children_that_log(
         copy.log({"loss": 1.0})
     assert "it was not prepared for other processes" in caplog.text
     assert fake_wandb.runs[0].exit_codes == [None]
-    assert not list(temporary.glob("dist-wandb-*"))
