@@ -289,7 +289,8 @@ def _init(arguments: Mapping[str, Any]) -> Run:
     given = {**arguments, "resume": "allow"} if requested.resume(arguments) == "auto" else dict(arguments)
     # Some versions warn of ``anonymous=None`` because it differs from the default.
     init: Any = interception.original(wandb, "init")  # another session may serve a rank without a run
-    parameter = inspect.signature(init).parameters.get("anonymous")
+    given_init = getattr(init, "__wrapped__", init)  # the one that others may have put there
+    parameter = inspect.signature(given_init, follow_wrapped=False).parameters.get("anonymous")
     if given.get("anonymous") is None and parameter is not None and parameter.default is not None:
         given.pop("anonymous", None)
     try:
