@@ -2,9 +2,9 @@
 
 `atexit` is registered anew when wandb's own process was started, so that it runs before the end of that, but after what
 the script registers later, as with wandb. Before Python 3.13, children of multiprocessing exit without it: there,
-`Finalize` is used. The exit code is taken from the exception, or from wandb's `sys.exit`. If no other handler is
-installed, SIGTERM ends the runs in a thread, because the main thread may hold any lock, and then ends the process by
-the same signal.
+`Finalize` is used. The exit code is taken from the exception, or from `sys.exit`, which is replaced, as by wandb. If no
+other handler is installed, SIGTERM ends the runs in a thread, because the main thread may hold any lock, and then ends
+the process by the same signal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_wandb.exchange.interface import end_all
 from dist_wandb.runs import wandb_private
@@ -54,9 +54,9 @@ class ProcessEnd:
     its work: by an exception or a signal, rather than by `sys.exit`.
     """
 
-    def __init__(self, function: Callable[[int, bool], None], code_of_exit: Callable[[], int | None]) -> None:
+    def __init__(self, function: Callable[[int, bool], None]) -> None:
         self._function = function
-        self._code_of_exit = code_of_exit  # returns the argument of `sys.exit`; `None` if it is not known
+        self._code_of_exit: int | None = None  # the argument of `sys.exit`
         self._failure_before: object = None  # shown earlier by an interactive shell: it does not end the process
         self._code_of_child: int | None = None
         self._registered: tuple[int, object] = 0, None  # by which process, and the connection to wandb's at that time
@@ -73,6 +73,8 @@ class ProcessEnd:
         if is_first:
             self._failure_before = getattr(sys, "last_value", None)
             self._finishing, self._is_due = 0, False
+        if not before[0]:  # forks have what their parent has replaced
+            self._replace_exit()
         is_child = multiprocessing.parent_process() is not None
         if is_child and is_first:
             with suppress(AttributeError, RuntimeError):  # it is not there, or the process is ending already
@@ -85,6 +87,16 @@ class ProcessEnd:
             from multiprocessing.util import Finalize
 
             Finalize(None, self._end, exitpriority=100)
+
+    def _replace_exit(self) -> None:
+        exit_before = sys.exit
+
+        def note_and_exit(code: Any = None, /) -> NoReturn:
+            if _is_main_thread():
+                self._code_of_exit = exit_code_of(SystemExit(code))
+            exit_before(code)
+
+        sys.exit = note_and_exit
 
     def _note_code_of_child(self) -> None:
         """Note the exit code of a child of multiprocessing, which since Python 3.13 calls `atexit` later than this."""
@@ -188,7 +200,7 @@ class ProcessEnd:
             code = exit_code_of(failure) or 0  # 1 in a child of torch.multiprocessing, which exits after an exception
             self._function(code, code == FAILED or not isinstance(failure, SystemExit))
         else:
-            self._function(self._code_of_child or self._code_of_exit() or 0, self._code_of_child == FAILED)
+            self._function(self._code_of_child or self._code_of_exit or 0, self._code_of_child == FAILED)
         self.restore_sigterm()
         if self._is_due:
             _die_of(signal.SIGTERM)
@@ -300,6 +312,6 @@ def _after_fork() -> None:
     process_end.restore_sigterm()
 
 
-process_end: ProcessEnd = ProcessEnd(_end_with_process, wandb_private.code_of_exit)
+process_end: ProcessEnd = ProcessEnd(_end_with_process)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_prepare_fork, after_in_child=_after_fork)
