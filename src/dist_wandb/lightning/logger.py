@@ -354,8 +354,7 @@ class DistWandbLogger(StockLogger):
         session = self._holder.session
         if session is None:
             return
-        error = sys.exc_info()[0]
-        # `SystemExit` has a code of its own; Lightning's for SIGTERM is derived from it
+        error = sys.exc_info()[0]  # `SystemExit` has a code of its own; Lightning's for SIGTERM is derived from it
         session.fail(1 if status == "failed" and error is not SystemExit else None)
         if status == "success":
             session.flush(together=True)  # on all ranks, so that users can read the values afterwards

@@ -2,9 +2,8 @@
 
 `atexit` is registered anew when wandb's own process was started, so that it runs before the end of that, but after what
 the script registers later, as with wandb. Before Python 3.13, children of multiprocessing exit without it: there,
-`Finalize` is used. The exit code is taken from the exception, or from `sys.exit`, which is replaced, as by wandb. If no
-other handler is installed, SIGTERM ends the runs in a thread, because the main thread may hold any lock, and then ends
-the process by the same signal.
+`Finalize` is used. The exit code is that of the exception, or of `sys.exit`, which is replaced. If no other handler is
+installed, SIGTERM ends the runs in a thread, because the main thread may hold any lock, and then kills the process.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -74,7 +74,7 @@ class ProcessEnd:
             self._failure_before = getattr(sys, "last_value", None)
             self._finishing, self._is_due = 0, False
         if not before[0]:  # forks have what their parent has replaced
-            self._replace_exit()
+            sys.exit = partial(self._note_and_exit, sys.exit)
         is_child = multiprocessing.parent_process() is not None
         if is_child and is_first:
             with suppress(AttributeError, RuntimeError):  # it is not there, or the process is ending already
@@ -88,15 +88,10 @@ class ProcessEnd:
 
             Finalize(None, self._end, exitpriority=100)
 
-    def _replace_exit(self) -> None:
-        exit_before = sys.exit
-
-        def note_and_exit(code: Any = None, /) -> NoReturn:
-            if _is_main_thread():
-                self._code_of_exit = exit_code_of(SystemExit(code))
-            exit_before(code)
-
-        sys.exit = note_and_exit
+    def _note_and_exit(self, exit_before: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
+        if _is_main_thread():
+            self._code_of_exit = exit_code_of(SystemExit(code))
+        exit_before(code)
 
     def _note_code_of_child(self) -> None:
         """Note the exit code of a child of multiprocessing, which since Python 3.13 calls `atexit` later than this."""

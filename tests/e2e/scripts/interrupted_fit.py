@@ -9,12 +9,10 @@ from lightning_trainers import Layer, samples, trainer_of_two
 
 from dist_wandb import DistWandbLogger
 
-STEPS = 3
-
 
 class Interrupted(Layer):
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        if batch_idx == STEPS:
+        if batch_idx == 3:
             raise KeyboardInterrupt
         self.log("loss", 2.0 * self.global_rank)
         return super().training_step(batch, batch_idx)

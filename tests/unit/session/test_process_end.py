@@ -80,7 +80,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Codes:
     _AT_EXIT.clear()
     monkeypatch.setattr(atexit, "register", _AT_EXIT.append)
     monkeypatch.delattr(sys, "last_value", raising=False)
-    monkeypatch.setattr(sys, "exit", sys.exit)  # which is replaced
+    monkeypatch.setitem(vars(sys), "exit", sys.exit)  # which is replaced
     return Codes()
 
 
