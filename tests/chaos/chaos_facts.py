@@ -122,8 +122,6 @@ class Facts:
         for rank, kind in failed.items():
             (fault,) = self.spec.faults_of(rank, kind)
             codes.add({"term": _TERMINATED, "exit": int(fault.value)}.get(kind, 1))
-            if kind == "exit" and self.spec.ending != "with":
-                codes.add(0)  # Python does not expose the exit code of a process that is ending
             if rank in self.given_up or writer.rank in self.left_alone:
                 codes.add(0)  # it was late, and may have failed after the run's end, or without having met the writer
         if (concerned & self.given_up).difference(self.fatal, {writer.rank}):

@@ -41,6 +41,7 @@ def loss(run: RecordedRun) -> dict[int, float]:
         ("shared", ("ends at last", "exits with 3 at last"), 3, (0, 3)),
         ("shared", ("ends", "is killed"), 1, (0, -signal.SIGKILL)),
         ("auto", ("ends at last", "raises at last"), 1, (0, 1)),
+        pytest.param(*("auto", ("ends at last", "exits with 3 at last"), 3, (0, 3)), marks=pytest.mark.cold),
         ("auto", ("is stopped at last", "logs on"), 255, (-signal.SIGINT, 0)),
         ("auto", ("is terminated", "ends"), 143, (-signal.SIGTERM, 0)),
     ],

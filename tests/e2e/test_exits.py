@@ -54,6 +54,15 @@ def test_a_process_with_a_run_on_disk_ends_by_ctrl_c_as_without_a_run(tmp_path: 
     assert [run.exit_code for run in dist_wandb.read_runs(tmp_path)] == [255]
 
 
+@pytest.mark.cold  # the Trainer starts the other rank
+def test_ctrl_c_in_a_training_of_lightning_ends_the_run_before_the_trainer_kills_the_ranks(tmp_path: Path) -> None:
+    finished = run_job(*python(SCRIPTS / "interrupted_fit.py", tmp_path), cwd=tmp_path)
+    assert "Detected KeyboardInterrupt" in finished.output
+    assert [run.exit_code for run in dist_wandb.read_runs(tmp_path)] == [1], finished.output
+    assert history(tmp_path).values("loss") == [1.0] * 3, finished.output
+    assert not history(tmp_path).is_flagged
+
+
 def test_logs_of_dataloader_workers_arrive_and_do_not_end_the_run(tmp_path: Path) -> None:
     """Of forked workers; for all ways to start processes see test_patterns.py."""
     finished = run_job(*torchrun(SCRIPTS / "data_workers.py", tmp_path), cwd=tmp_path).check()

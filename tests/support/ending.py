@@ -15,5 +15,5 @@ def child(error: BaseException, file: Path) -> None:
         file.write_text(f"{code} {failed} {file.exists()}")
 
     atexit.register(file.touch)
-    ProcessEnd(end, lambda: None).register()
+    ProcessEnd(end).register()
     raise error

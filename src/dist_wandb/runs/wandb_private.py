@@ -156,12 +156,6 @@ def leave_run() -> None:
             module.unset_globals()
 
 
-def code_of_exit() -> int | None:
-    """Return the argument of `sys.exit`, if wandb has recorded it: it replaces `sys.exit`."""
-    recorded = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
-    return recorded if isinstance(recorded, int) else None
-
-
 @contextmanager
 def with_warnings_alone(init_arguments: Mapping[str, Any], *, on: bool) -> Iterator[None]:
     """Limit wandb to warnings and errors inside the block, unless the user has set its verbosity."""

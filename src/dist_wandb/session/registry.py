@@ -2,9 +2,9 @@
 
 `atexit` is registered anew when wandb's own process was started, so that it runs before the end of that, but after what
 the script registers later, as with wandb. Before Python 3.13, children of multiprocessing exit without it, and later it
-does not know their exit code: they end their runs when Python waits for their threads. The exit code is taken from the
-exception, or from wandb's `sys.exit`. If no other handler is installed, SIGTERM ends the runs in a thread, because the
-main thread may hold any lock, and then ends the process by the same signal.
+does not know their exit code: they end their runs when Python waits for their threads. The exit code is that of the
+exception, or of `sys.exit`, which is replaced. If no other handler is installed, SIGTERM ends the runs in a thread,
+because the main thread may hold any lock, and then ends the process by the same signal.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_wandb.exchange.interface import end_all
 from dist_wandb.runs import wandb_private
@@ -54,9 +55,9 @@ class ProcessEnd:
     its work: by an exception or a signal, rather than by `sys.exit`.
     """
 
-    def __init__(self, function: Callable[[int, bool], None], code_of_exit: Callable[[], int | None]) -> None:
+    def __init__(self, function: Callable[[int, bool], None]) -> None:
         self._function = function
-        self._code_of_exit = code_of_exit  # returns the argument of `sys.exit`; `None` if it is not known
+        self._code_of_exit: int | None = None  # the argument of `sys.exit`
         self._failure_before: object = None  # shown earlier by an interactive shell: it does not end the process
         self._registered: tuple[int, object] = 0, None  # by which process, and the connection to wandb's at that time
         self._ending: threading.Thread | None = None  # after SIGTERM
@@ -72,6 +73,8 @@ class ProcessEnd:
         if is_first:
             self._failure_before = getattr(sys, "last_value", None)
             self._finishing, self._is_due = 0, False
+        if not before[0]:  # forks have what their parent has replaced
+            sys.exit = partial(self._note_and_exit, sys.exit)
         if multiprocessing.parent_process() is None:
             if before != self._registered:
                 atexit.unregister(self._end)
@@ -79,6 +82,11 @@ class ProcessEnd:
         elif is_first:
             with suppress(AttributeError, RuntimeError):  # it is not there, or the process is ending already
                 threading._register_atexit(self._end)  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _note_and_exit(self, exit_before: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
+        if _is_main_thread():
+            self._code_of_exit = exit_code_of(SystemExit(code))
+        exit_before(code)
 
     def catch_sigterm(self) -> None:
         """Let SIGTERM end runs before it ends the process, unless another handler is installed."""
@@ -174,7 +182,7 @@ class ProcessEnd:
             self._function(exit_code_of(failure) or 0, True)
         else:
             code = _code_of_child()  # 1 in one of torch.multiprocessing, which exits after an exception
-            self._function(code or self._code_of_exit() or 0, code == FAILED)
+            self._function(code or self._code_of_exit or 0, code == FAILED)
         self.restore_sigterm()
         if self._is_due:
             _die_of(signal.SIGTERM)
@@ -294,6 +302,6 @@ def _after_fork() -> None:
     process_end.restore_sigterm()
 
 
-process_end: ProcessEnd = ProcessEnd(_end_with_process, wandb_private.code_of_exit)
+process_end: ProcessEnd = ProcessEnd(_end_with_process)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_prepare_fork, after_in_child=_after_fork)

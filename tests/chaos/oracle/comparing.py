@@ -25,8 +25,8 @@ INTENDED = {
     "It is the x axis of all names for which stock has none.",
     "steps that go backwards or repeat": "W&B drops such rows with a warning; here they are kept. Stock gets a script "
     "whose steps increase (`scripts.for_stock`).",
-    "a name, or another value of the user's axis, for the second time at a step, with several ranks": "W&B overwrites "
-    "the first value; here the call begins a row of its own (design: rows stay whole).",
+    "another value of a name for the second time at a step, with several ranks": "W&B overwrites the first value; here "
+    "the call begins a row of its own (design: rows stay whole).",
     "a name that becomes an x axis after it was logged, with several ranks": "Earlier calls that "
     "had not been exchanged when it was defined count as calls with an axis, so that they may be one row with others.",
     "commit=True, then the same step again": "W&B drops the second call. Here it is a row of its own.",

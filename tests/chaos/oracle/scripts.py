@@ -77,7 +77,7 @@ def for_stock(script: Script, *, has_peers: bool) -> ForStock:
         script: The script.
         has_peers: Whether it is compared with a job of several ranks.
     """
-    translating = _Translating(script.axes, has_peers=has_peers)
+    translating = _Translating(has_peers=has_peers)
     operations = [
         translating.log(operation) if operation["do"] == "log" else operation for operation in script.operations
     ]
@@ -87,9 +87,8 @@ def for_stock(script: Script, *, has_peers: bool) -> ForStock:
 class _Translating:
     """Follows wandb's step through a script."""
 
-    def __init__(self, axes: frozenset[str], *, has_peers: bool) -> None:
+    def __init__(self, *, has_peers: bool) -> None:
         self.x_of: dict[int, int] = {}
-        self._axes = axes
         self._has_peers = has_peers
         self._current = 0  # wandb's step: that of the open row, or of the next one
         self._open: dict[str, Any] | None = None  # values of the open row
@@ -125,7 +124,8 @@ class _Translating:
     def _continues(self, values: dict[str, Any], x: int) -> bool:
         """Return whether a call belongs to the open row."""
         row: dict[str, Any] = self._open or {}
-        is_free = all(name in self._axes and row[name] == values[name] for name in row.keys() & values.keys())
+        shared = row.keys() & values.keys()
+        is_free = all(row[name] == values[name] and not isinstance(row[name], dict) for name in shared)
         return x == self._open_at and (is_free or not self._has_peers)
 
 

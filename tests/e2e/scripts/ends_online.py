@@ -56,7 +56,7 @@ def main(directory: str, run_mode: str, *ends: str) -> None:
     checker.__kwdefaults__["poll_interval"] = 0.5  # seconds, of 15
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    how, _, at_last = ends[rank].partition(" at last")
+    how, at_last, _ = ends[rank].partition(" at last")
     run = dist_wandb.init(
         "tests",
         run_mode=check_choice("run_mode", run_mode, RUN_MODES),

@@ -36,9 +36,9 @@ class Codes(list[tuple[int, bool]]):
         self.append((code, failed))
 
 
-def catching_sigterm(end_runs: Callable[[int, bool], None], exit_code: int | None = None) -> ProcessEnd:
+def catching_sigterm(end_runs: Callable[[int, bool], None]) -> ProcessEnd:
     """Return the end of this process, which is asked to end when the process does, or gets SIGTERM."""
-    end = ProcessEnd(end_runs, lambda: exit_code)
+    end = ProcessEnd(end_runs)
     end.register()
     end.catch_sigterm()
     return end
@@ -80,12 +80,15 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> Codes:
     _AT_EXIT.clear()
     monkeypatch.setattr(atexit, "register", _AT_EXIT.append)
     monkeypatch.delattr(sys, "last_value", raising=False)
+    monkeypatch.setitem(vars(sys), "exit", sys.exit)  # which is replaced
     return Codes()
 
 
 def test_an_uncaught_exception_determines_the_exit_code(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)  # an earlier one, of an interactive shell
-    ProcessEnd(codes.note, lambda: 3).register()
+    ProcessEnd(codes.note).register()
+    with pytest.raises(SystemExit):
+        sys.exit(3)
     _AT_EXIT[0]()
     monkeypatch.setattr(sys, "last_value", KeyboardInterrupt())
     _AT_EXIT[0]()
@@ -97,7 +100,7 @@ def test_what_a_cell_of_a_notebook_has_raised_does_not_end_the_run(
 ) -> None:
     """The kernel goes on, also after it has interrupted a cell. With wandb, the run gets exit code 0, too."""
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
-    ProcessEnd(codes.note, lambda: None).register()
+    ProcessEnd(codes.note).register()
     monkeypatch.setitem(vars(sys), "last_value", KeyboardInterrupt())
     _AT_EXIT[0]()
     assert codes == [(0, False)]
@@ -136,7 +139,7 @@ def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, me
 
 
 def test_a_fork_ends_no_runs(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
-    ProcessEnd(codes.note, lambda: None).register()
+    ProcessEnd(codes.note).register()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     _AT_EXIT[0]()
     assert codes == []
@@ -230,7 +233,7 @@ def test_sigterm_while_a_session_is_closed_waits_for_the_end_of_its_run(fake_wan
     killed: list[list[int | None]] = []
     act = lambda *_: killed.append(list(fake_wandb.runs[0].exit_codes))  # noqa: E731
     signalled = mock.patch.object(watcher, "stop", side_effect=lambda: signal.raise_signal(signal.SIGTERM))
-    own = mock.patch.object(registry, "process_end", ProcessEnd(lambda *_: None, lambda: None))
+    own = mock.patch.object(registry, "process_end", ProcessEnd(lambda *_: None))
     with own, signalled, mock.patch.object(os, "_exit"), instead_of_a_kill(act):
         dist_wandb.init().finish()  # forgets the session, and ends its run after that
     assert killed == [[None]]
@@ -248,7 +251,9 @@ def test_sigterm_where_no_thread_can_be_started_ends_the_process_after_the_runs(
             signal.raise_signal(signal.SIGTERM)
         codes.note(code, failed)
 
-    catching_sigterm(end_runs, 3)
+    catching_sigterm(end_runs)
+    with pytest.raises(SystemExit):
+        sys.exit(3)
     monkeypatch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't create new thread")))
     with instead_of_a_kill(kill):
         if when != "during it":
