@@ -9,16 +9,14 @@ from unittest import mock
 
 import pytest
 import wandb
-from fakes import FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, OnRanks
 
 import dist_wandb
-from dist_wandb.job.topology import Topology
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.session import opener, registry
 from dist_wandb.settings.options import Options
 
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 OURS = {"step_metric": "global_step", "step_sync": False}
 
 

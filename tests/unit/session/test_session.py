@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 from docstrings import documented_options
-from fakes import FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, OnRanks
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError, TopologyError
-from dist_wandb.job.topology import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
@@ -27,7 +26,6 @@ from dist_wandb.settings.options import CONFIG_SYNCS, OPTION_NAMES, SYSTEM_METRI
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 
 ALL_MODES = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 def test_torch_compile_does_not_warn_of_code_that_logs(fake_wandb: FakeWandb, recwarn: pytest.WarningsRecorder) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from config_jobs import THREE, TWO, Colour, Job, Nameless, Open, alike, reads, sync_of
-from fakes import FakeWandb, Meeting, OnRanks
+from config_jobs import THREE, Colour, Nameless, Open, alike, reads, sync_of
+from fakes import TWO, FakeWandb, Job, Meeting, OnRanks
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
