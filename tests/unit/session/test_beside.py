@@ -131,23 +131,6 @@ def test_the_users_own_run_on_a_rank_without_a_run_keeps_its_log(job: Job, on_ra
     assert wandb.log is mine.log
 
 
-def test_a_row_without_a_step_uses_the_last_step(alone: FakeWandb) -> None:
-    with dist_wandb.init() as run:
-        run.log({"early": 1})
-        run.log({"loss": 1.0}, step=100)
-        run.log({"val": 2.0})
-        wandb.log({"note": "text"})
-        run.log({"loss": 0.5, "global_step": 200})
-        run.log({"val": 1.0})
-    assert alone.runs[0].rows == [
-        {"early": 1, "global_step": 0},
-        {"loss": 1.0, "val": 2.0, "global_step": 100},
-        {"note": "text", "global_step": 100},
-        {"loss": 0.5, "global_step": 200},
-        {"val": 1.0, "global_step": 200},
-    ]
-
-
 @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**40, 2**53])
 def test_steps_may_be_as_large_as_token_counts(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, step: int) -> None:
     sessions = job(TWO)

@@ -17,7 +17,6 @@ from fakes import TWO, FakeWandb, Job, OnRanks
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError, TopologyError
-from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import holds
@@ -120,19 +119,6 @@ def test_logging_after_a_session_does_not_warn(caplog: pytest.LogCaptureFixture)
     dist_wandb.init().finish()
     get_run().log({"loss": 1.0})
     assert caplog.messages == []
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_get_run_returns_the_last_opened_unfinished_session() -> None:
-    assert isinstance(get_run(), NullRun)
-    outer, middle, inner = (dist_wandb.init(reinit="create_new") for _ in range(3))
-    assert get_run() is inner
-    outer.finish()
-    assert get_run() is inner
-    inner.finish()
-    assert get_run() is middle
-    middle.finish()
-    assert not get_run()
 
 
 def test_log_does_not_change_its_argument(fake_wandb: FakeWandb) -> None:

@@ -46,19 +46,6 @@ def test_different_configs_warn_once(job: Job, mode: str) -> None:
     )
 
 
-def test_an_early_rank_compares_after_rank_0_arrives(open_rank: Open) -> None:
-    second = open_rank(TWO[1], {"lr": 0.2})
-    firsts = []
-
-    def open_rank_0() -> None:
-        firsts.append(open_rank(TWO[0], {"lr": 0.1}))
-        second.flush()  # rank 1 compares now, or at its next heartbeat
-
-    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1, but 0.1 on rank 0"):
-        open_rank_0()
-    assert dict(second.config) == dict(firsts[0].config) == {"lr": 0.1}
-
-
 def test_a_config_that_the_script_changes_later_is_compared_as_it_was_given(
     open_rank: Open, recwarn: pytest.WarningsRecorder
 ) -> None:
