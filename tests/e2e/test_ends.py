@@ -1,4 +1,7 @@
-"""How jobs end, online: the order of writers, one completion, and the exit code of the first failure."""
+"""How jobs end, online: the order of writers, one completion, and the exit code of the first failure.
+
+For a rank that raises, after which its launcher ends the others, see the last case of `tests/contract`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from history import STEPS, history
-from processes import Finished, python, run_job, started, torchrun
+from processes import Finished, python, run_job, started
 from ranks import rank_commands
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
@@ -63,17 +66,6 @@ def test_a_run_ends_once_with_the_first_failure(  # a table
     assert loss(run) == ROWS
     if ends[1].startswith("is late"):
         assert [row["rank-1/own-1"] for row in run.rows if "rank-1/own-1" in row] == [1.0]
-
-
-def test_when_the_launcher_ends_the_other_ranks_the_first_exit_code_applies(
-    wandb_server: WandbServer, tmp_path: Path
-) -> None:
-    job = torchrun(SCRIPTS / "ends_online.py", tmp_path, "auto", "sleeps", "raises at last")
-    finished = run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path))
-    assert finished.exit_codes == (1,), finished.output
-    run = wandb_server.run("exp")
-    assert (run.completions, run.exit_codes) == (1, [1])
-    assert loss(run) == ROWS
 
 
 def test_a_signal_handler_may_log_while_sigterm_ends_the_run(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,45 +42,26 @@ def plant(directory: Path, canary: Path) -> None:
         (directory / name / "__init__.py").write_text(f"open({str(canary)!r}, 'a').write({name!r} + '\\n')\n")
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
-    """Write a script into a separate directory, which is the first one that Python searches for modules."""
-
-    def write(code: str) -> Path:
-        path = tmp_path / "bin" / "script.py"
-        path.parent.mkdir()
-        path.write_text(code)
-        return path
-
-    return write
-
-
 @pytest.mark.parametrize(
     ("code", "search_path"),
     [(READ, ""), (READ, f".{os.pathsep}"), (RESUME, f".{os.pathsep}")],
     ids=["reads", "reads-in-home", "resumes"],
 )
-def test_no_module_of_a_run_directory_is_imported(
-    tmp_path: Path, script: Callable[[str], Path], code: str, search_path: str
+def test_no_module_of_a_run_directory_is_imported_and_no_pipe_awaited(
+    tmp_path: Path, code: str, search_path: str
 ) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
+    """If wandb's commands find no directory for their log, they append to a file in `shared` with a known name."""
+    home, shared, script = (tmp_path / name for name in ("home", "shared", "bin/script.py"))
+    for directory in (home, shared, script.parent):
+        directory.mkdir()
+    script.write_text(code)  # in a directory of its own, the first one that Python searches for modules
+    os.mkfifo(shared / f"debug-cli.{getpass.getuser()}.log")
     file = make_run(home)
     canary = tmp_path / "canary"
     plant(file.parent, canary)
     here = home if search_path else file.parent  # the user's "." is the current directory
-    environment = clean_environment(PYTHONPATH=search_path + os.pathsep.join(path for path in sys.path if path))
-    command: list[str | Path] = [sys.executable, script(code), home, file]
-    run_job(command, cwd=here, environment=environment).check()
+    paths = search_path + os.pathsep.join(path for path in sys.path if path)
+    environment = clean_environment(PYTHONPATH=paths, TMPDIR=str(shared), WANDB_ERROR_REPORTING="true")
+    run_job([sys.executable, script, home, file], cwd=here, environment=environment, timeout=100).check()
     assert not canary.exists(), f"run: {canary.read_text().split()}"
-
-
-def test_a_pipe_in_the_shared_temporary_directory_does_not_block(tmp_path: Path, script: Callable[[str], Path]) -> None:
-    """If wandb's commands find no directory for their log, they append to a file there with a known name."""
-    file = make_run(tmp_path)
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    os.mkfifo(shared / f"debug-cli.{getpass.getuser()}.log")
-    environment = {**clean_environment(TMPDIR=str(shared)), "WANDB_ERROR_REPORTING": "true"}
-    run_job([sys.executable, script(READ), tmp_path, file], cwd=tmp_path, environment=environment, timeout=60).check()
     assert [entry.name for entry in shared.iterdir()] == [f"debug-cli.{getpass.getuser()}.log"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
+from fakes import TWO
 
 from dist_wandb.exchange.membership.generations import keys_of, publish_opened
 from dist_wandb.job.job_store import JobStore
@@ -18,12 +19,10 @@ from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import unit_of
 
 HEARTBEAT = 0.05
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 NODES = [Topology(2 * node + rank, rank, node, 4, 2, 2) for node in range(2) for rank in range(2)]
 LIMITS = Limits(join_timeout=30.0, finish_timeout=30.0, peer_timeout=30.0, heartbeat=HEARTBEAT)
 Open = Callable[..., Session]
-Job = Callable[..., list[Session]]
 
 
 class Colour(enum.Enum):

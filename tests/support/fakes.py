@@ -17,10 +17,29 @@ from counting import Outage
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.topology import Topology
 from dist_wandb.runs.run_metadata import chosen_config
+from dist_wandb.runs.writer import STEP_METRIC
+from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
+from dist_wandb.settings.options import Limits, Options
 
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 Job = Callable[..., list[Session]]
+
+
+def open_rank(
+    rank: int | Topology,
+    *,
+    number: int | None = 1,
+    wandb_init: Any = None,
+    step_metric: str | None = STEP_METRIC,
+    **options: Any,
+) -> Session:
+    """Open the session of one rank, of two unless its topology is given, on this thread."""
+    limits = Limits(**{"join_timeout": 20.0, **options.pop("limits", {})})
+    topology = TWO[rank] if isinstance(rank, int) else rank
+    chosen, given = Options(limits=limits, **options), wandb_init or {}
+    return open_session(chosen, given, integration="test", topology=topology, number=number, step_metric=step_metric)
 
 
 class FakeConfig(wandb.Config):  # type: ignore[misc, name-defined]  # not visible to type checkers

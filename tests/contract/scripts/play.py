@@ -295,7 +295,7 @@ def beside(part: Part) -> None:
 
 
 def fails(part: Part) -> None:
-    """Rank 1 raises; rank 0 continues until its launcher ends it."""
+    """Rank 1 raises; rank 0 continues until its launcher ends it. Nothing can follow."""
     part.log({"loss": 10.0 * part.rank}, 0)
     dist_wandb.get_run().flush()  # a failing rank does not wait: values that it has just logged may be missing
     if part.rank == 1:
@@ -311,11 +311,11 @@ INTEGRATIONS: dict[str, Callable[..., None]] = {
     "as-wandb": as_wandb,
     "transformers": transformers,
 }
-CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, guarded, silent, unguarded_run, beside)
+CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, guarded, silent, unguarded_run, beside, fails)
 
 
-def main(integration: str, directory: str, which: str) -> None:
-    for case in CASES if which == "all" else (fails,):
+def main(integration: str, directory: str) -> None:
+    for case in CASES:
         config = {"lr": 0.1, **({"odd": object()} if case is odd_config else {})}
         begin = time.monotonic()
         limits = {"heartbeat": _HEARTBEAT}

@@ -35,8 +35,6 @@ def end(how: str, run: dist_wandb.Session) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "is terminated":
         os.kill(os.getpid(), signal.SIGTERM)
-    if how == "sleeps":
-        time.sleep(30)
     if how == "is stopped":  # by W&B, which interrupts the main thread
         try:
             time.sleep(120)

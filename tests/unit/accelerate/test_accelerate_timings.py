@@ -77,22 +77,6 @@ def test_objects_prepared_twice_are_measured_once(parts: list[str | None]) -> No
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_an_evaluation_is_not_measured(parts: list[str | None]) -> None:
-    script = Script().start()
-    held_out = script.accelerator.prepare(DataLoader(torch.ones(3, 2)))  # type: ignore[arg-type]  # as above
-    script.train()
-    before = len(parts)
-    script.model.eval()
-    for batch in held_out:
-        with torch.no_grad():
-            script.model(batch)
-    assert not any(parts[before:])
-    script.model.train()
-    script.train(held_out)
-    assert parts[before:].count("forward") == 3
-
-
-@pytest.mark.usefixtures("fake_wandb")
 def test_a_failed_backward_pass_ends_its_part(parts: list[str | None]) -> None:
     script = Script().start()
     with pytest.raises(RuntimeError, match="grad"):

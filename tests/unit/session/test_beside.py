@@ -9,16 +9,14 @@ from unittest import mock
 
 import pytest
 import wandb
-from fakes import FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, OnRanks
 
 import dist_wandb
-from dist_wandb.job.topology import Topology
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.interception import intercept, original
-from dist_wandb.session import opener, registry
+from dist_wandb.session import opener
 from dist_wandb.settings.options import Options
 
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 OURS = {"step_metric": "global_step", "step_sync": False}
 
 
@@ -59,16 +57,6 @@ def test_finish_restores_the_functions_of_wandb(alone: FakeWandb) -> None:
     with pytest.raises(wandb.Error, match=r"wandb\.init"):
         wandb.log({"loss": 1.0})
     assert alone.runs[0].rows == []
-
-
-def test_a_run_finished_by_wandb_is_released(alone: FakeWandb) -> None:
-    run = dist_wandb.init()
-    own = alone.runs[0]
-    own.end_by_wandb()
-    dist_wandb.get_run()
-    assert not vars(own).keys() & {"log", "finish"}
-    assert registry.open_sessions() == []
-    assert run.run is own  # type: ignore[comparison-overlap]
 
 
 def test_mocks_are_not_intercepted() -> None:
@@ -131,23 +119,6 @@ def test_the_users_own_run_on_a_rank_without_a_run_keeps_its_log(job: Job, on_ra
     wandb.run, wandb.log = mine, mine.log  # type: ignore[assignment]
     on_ranks(2, lambda rank: sessions[rank].finish())
     assert wandb.log is mine.log
-
-
-def test_a_row_without_a_step_uses_the_last_step(alone: FakeWandb) -> None:
-    with dist_wandb.init() as run:
-        run.log({"early": 1})
-        run.log({"loss": 1.0}, step=100)
-        run.log({"val": 2.0})
-        wandb.log({"note": "text"})
-        run.log({"loss": 0.5, "global_step": 200})
-        run.log({"val": 1.0})
-    assert alone.runs[0].rows == [
-        {"early": 1, "global_step": 0},
-        {"loss": 1.0, "val": 2.0, "global_step": 100},
-        {"note": "text", "global_step": 100},
-        {"loss": 0.5, "global_step": 200},
-        {"val": 1.0, "global_step": 200},
-    ]
 
 
 @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**40, 2**53])

@@ -13,7 +13,7 @@ import pytest
 from fakes import FakeWandb
 
 import dist_wandb
-from dist_wandb import DistWandbLogger, DistWandbTracker, Session, get_run, wandb_init
+from dist_wandb import DistWandbLogger, DistWandbTracker, get_run, wandb_init
 from dist_wandb.errors import ConfigurationError
 
 MonkeyPatch = pytest.MonkeyPatch
@@ -26,26 +26,6 @@ def at_module_level(text: str, times: int = 2) -> str:
 
 
 # --- what is decorated ------------------------------------------------------------------------------------------------
-
-
-def test_each_call_of_a_function_is_a_run(fake_wandb: FakeWandb) -> None:
-    @wandb_init(project="digits", id="exp")
-    def train(lr: float, *, epochs: int) -> float:
-        session = get_run()
-        assert isinstance(session, Session)
-        session.log({"lr": lr})
-        return lr * epochs
-
-    assert fake_wandb.runs == []
-    assert train(0.5, epochs=4) == 2.0
-    assert train(0.25, epochs=4) == 1.0
-    assert [run.rows for run in fake_wandb.runs] == [
-        [{"lr": 0.5, "global_step": 0}],
-        [{"lr": 0.25, "global_step": 0}],
-    ]
-    assert [run.exit_codes for run in fake_wandb.runs] == [[None], [None]]
-    assert {(given["project"], given["id"]) for given in fake_wandb.arguments} == {("digits", "exp")}
-    assert not get_run()
 
 
 @pytest.mark.usefixtures("fake_wandb")

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import wandb
-from fakes import FakeWandb, Job, Meeting, OnRanks
+from fakes import TWO, FakeWandb, Job, Meeting, OnRanks, open_rank
 from limits import Limit
 from units import eventually, live_exchanges
 
@@ -36,18 +36,6 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.plan import unit_of
-
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
-
-
-def open_rank(rank: int | Topology, *, number: int | None = 1, wandb_init: Any = None, **options: Any) -> Session:
-    """Open the session of one rank, of two unless its topology is given, on this thread."""
-    topology = TWO[rank] if isinstance(rank, int) else rank
-    limits = Limits(**{"join_timeout": 20.0, **options.pop("limits", {})})
-    arguments = wandb_init or {}
-    return open_session(
-        Options(limits=limits, **options), arguments, integration="test", topology=topology, number=number
-    )
 
 
 @pytest.mark.parametrize("mapping", [UserDict, MappingProxyType])  # neither a dict nor JSON-serializable

@@ -71,23 +71,6 @@ def spend(sections: Sections, clock: Clock, name: str, milliseconds: float, *, w
         clock.pass_(milliseconds)
 
 
-def test_a_row_takes_the_sums_since_the_last_row_once(sections: Sections, clock: Clock) -> None:
-    assert sections.due_timings(["loss"], 0) == {}
-    for _ in range(2):
-        spend(sections, clock, "data", 10)
-        spend(sections, clock, "forward", 30)
-        clock.pass_(20)
-    assert sections.due_timings(["loss"], 1) == {
-        "time/data": 0.02,
-        "time/forward": 0.06,
-        "time/step": 0.12,
-        "time/busy": pytest.approx(2 / 3),
-    }
-    assert sections.due_timings(["loss"], 2) == {}
-    spend(sections, clock, "data", 10)
-    assert sections.due_timings(["loss"], 3) == {"time/data": 0.01, "time/step": 0.01, "time/busy": 1.0}
-
-
 @pytest.mark.parametrize(
     ("outer_waits", "inner_waits", "busy"),
     [(False, False, 1.0), (False, True, 0.6), (True, False, 0.4), (True, True, 0)],

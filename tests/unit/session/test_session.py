@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 from docstrings import documented_options
-from fakes import FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, OnRanks
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError, TopologyError
-from dist_wandb.job.topology import Topology
-from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import holds
@@ -27,7 +25,6 @@ from dist_wandb.settings.options import CONFIG_SYNCS, OPTION_NAMES, SYSTEM_METRI
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 
 ALL_MODES = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 def test_torch_compile_does_not_warn_of_code_that_logs(fake_wandb: FakeWandb, recwarn: pytest.WarningsRecorder) -> None:
@@ -122,19 +119,6 @@ def test_logging_after_a_session_does_not_warn(caplog: pytest.LogCaptureFixture)
     dist_wandb.init().finish()
     get_run().log({"loss": 1.0})
     assert caplog.messages == []
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_get_run_returns_the_last_opened_unfinished_session() -> None:
-    assert isinstance(get_run(), NullRun)
-    outer, middle, inner = (dist_wandb.init(reinit="create_new") for _ in range(3))
-    assert get_run() is inner
-    outer.finish()
-    assert get_run() is inner
-    inner.finish()
-    assert get_run() is middle
-    middle.finish()
-    assert not get_run()
 
 
 def test_log_does_not_change_its_argument(fake_wandb: FakeWandb) -> None:

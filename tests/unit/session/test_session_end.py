@@ -12,20 +12,17 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import wandb
-from fakes import FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, OnRanks, open_rank
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import Contribution, Posting
-from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.reduction import DEGRADED
-
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 def test_a_closed_stderr_affects_no_run(fake_wandb: FakeWandb) -> None:
@@ -112,7 +109,7 @@ def test_a_released_session_leaves_its_run_open(fake_wandb: FakeWandb) -> None:
 def test_a_job_without_a_store_finishes_at_once_with_its_own_rows(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, rank: int
 ) -> None:
-    session = open_session(Options(), {"id": "exp"}, integration="test", topology=Topology(rank, rank, 0, 2, 2, 1))
+    session = open_rank(rank, wandb_init={"id": "exp"})
     session.log({"loss": 0.5}, step=1)
     begin = time.monotonic()
     session.finish()
@@ -254,8 +251,7 @@ def test_an_existing_run_is_not_finished(fake_wandb: FakeWandb) -> None:
 def test_finish_returns_within_its_limit_and_after_a_failure_at_once(
     fake_wandb: FakeWandb, exit_code: int | None, finish_timeout: float | None
 ) -> None:
-    options = Options(limits=Limits(join_timeout=60.0, finish_timeout=finish_timeout))
-    session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
+    session = open_rank(0, limits={"join_timeout": 60.0, "finish_timeout": finish_timeout})
     session.log({"loss": 0.5}, step=3)
     start = time.monotonic()
     assert session.flush(0.1) is False

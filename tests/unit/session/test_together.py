@@ -7,26 +7,23 @@ import math
 import re
 import threading
 import warnings
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torchmetrics
-from fakes import FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, OnRanks, open_rank
 from units import eventually, live_exchanges
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.topology import Topology
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
 from dist_wandb.transformers import without_second_sum
 
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+PATIENT = {"join_timeout": 600, "finish_timeout": 600}
+SOON_ALONE = {"join_timeout": 0.1, "finish_timeout": 600}
 
 
 def all_flushed(sessions: list[Session]) -> bool:
@@ -58,10 +55,10 @@ def test_in_third_place_a_bool_is_commit_and_a_number_the_weight(job: Job, fake_
 
 
 def test_two_open_sessions_do_not_mix_and_end_in_any_order(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
-    one, options = job(TWO), Options(reduce="sum", limits=Limits(finish_timeout=30.0, heartbeat=0.05))
+    one = job(TWO)
 
     def work(rank: int) -> None:
-        two = open_session(options, {}, integration="test", topology=TWO[rank], number=2)
+        two = open_rank(rank, number=2, reduce="sum", limits={"finish_timeout": 30.0, "heartbeat": 0.05})
         for step in range(5):
             for session in (one[rank], two) if rank else (two, one[rank]):
                 session.log({"loss": float(step + rank)}, step=step, commit=True)
@@ -91,12 +88,8 @@ def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb
 def test_a_rank_without_a_run_reads_a_frameworks_x_axis(on_ranks: OnRanks) -> None:
     """As on the rank with the run."""
     axis = "trainer/global_step"
-    options = Options(limits=Limits(join_timeout=30.0, finish_timeout=30.0, heartbeat=0.05))
-
-    def open_one(rank: int) -> Session:
-        return open_session(options, {}, integration="test", topology=TWO[rank], number=1, step_metric=axis)
-
-    sessions = on_ranks(2, open_one)
+    limits = {"finish_timeout": 30.0, "heartbeat": 0.05}
+    sessions = on_ranks(2, lambda rank: open_rank(rank, step_metric=axis, limits=limits))
     for session in sessions:
         session.log({"loss": 0.5}, 3)
     assert dict(sessions[1].summary) == {"loss": 0.5, axis: 3}
@@ -159,12 +152,9 @@ def test_a_step_among_the_metrics_determines_the_row(job: Job, fake_wandb: FakeW
     assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 40}]
 
 
-def test_rank_0_alone_writes_its_own_numbers_and_warns(
-    store: dist.Store, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert store is not None
-    options = Options(limits=Limits(join_timeout=0.1, finish_timeout=20.0))
-    with open_session(options, {}, integration="test", topology=TWO[0], number=1) as session:
+@pytest.mark.usefixtures("store")
+def test_rank_0_alone_writes_its_own_numbers_and_warns(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
+    with open_rank(0, limits={"join_timeout": 0.1, "finish_timeout": 20.0}) as session:
         session.log({"loss": 0.5, "text": "a"}, step=3)
         assert session.flush()
     (run,) = fake_wandb.runs
@@ -174,57 +164,57 @@ def test_rank_0_alone_writes_its_own_numbers_and_warns(
     assert "no other rank has opened a session" in message
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("by_run", [False, True])
-def test_rank_0_alone_does_not_wait_for_other_ranks(store: dist.Store, fake_wandb: FakeWandb, by_run: bool) -> None:
-    assert store is not None
-    options = Options(limits=Limits(join_timeout=600, finish_timeout=600))
-    session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
+def test_rank_0_alone_does_not_wait_for_other_ranks(fake_wandb: FakeWandb, by_run: bool) -> None:
+    session = open_rank(0, limits=PATIENT)
     session.log({"loss": 0.5}, step=3)
     (session.run if by_run else session).finish()
     (run,) = fake_wandb.runs
     assert run.rows == [{"loss": 0.5, "global_step": 3}]
 
 
-def test_a_rank_that_opens_a_finished_session_is_warned(store: dist.Store, caplog: pytest.LogCaptureFixture) -> None:
-    assert store is not None
-    together = Options(limits=Limits(join_timeout=0.1, finish_timeout=600))
-    apart = replace(together, reduce=None)  # without an exchange no rank waits, so being late makes no difference
-    for number, (options, logs, count) in enumerate([(together, True, 1), (together, False, 0), (apart, True, 0)]):
+@pytest.mark.usefixtures("store")
+def test_a_rank_that_opens_a_finished_session_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+    apart: Any = {"reduce": None}  # without an exchange no rank waits, so being late makes no difference
+    for number, (options, logs, count) in enumerate([({}, True, 1), ({}, False, 0), (apart, True, 0)]):
         caplog.clear()
         for rank in (0, 1):
-            with open_session(options, {}, integration="test", topology=TWO[rank], number=number) as session:
+            with open_rank(rank, number=number, limits=SOON_ALONE, **options) as session:
                 if logs or rank == 0:  # the other one may only end its tracker, which the primary has ended
                     session.log({"loss": 0.5})
                 session.flush()
         assert caplog.text.count("rank 1 opened its session after the other ranks had ended theirs") == count
 
 
-def test_a_rank_whose_primary_ended_before_any_exchange_does_not_wait(
-    store: dist.Store, caplog: pytest.LogCaptureFixture
+LATE = [  # exit code of rank 0, how long others wait for rank 1, and what it says
+    (1, 600, "rank 1 opened its session after the other ranks had ended theirs, so what it logs is lost"),
+    (None, 1e-9, "rank 1 stalled, or was disconnected, after the start, and returned after the other ranks had"),
+]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("exit_code", "peer_timeout", "said"), LATE, ids=["ended before", "gave it up"])
+def test_a_rank_whose_primary_ended_before_any_exchange_says_so_and_does_not_wait(
+    caplog: pytest.LogCaptureFixture, exit_code: int | None, peer_timeout: float, said: str
 ) -> None:
-    assert store is not None
-    open_session(Options(), {}, integration="test", topology=TWO[0], number=1).finish(1)
+    open_rank(0).finish(exit_code)
     eventually(lambda: not live_exchanges())
-    options = Options(limits=Limits(join_timeout=600, peer_timeout=600, finish_timeout=600))
-    with open_session(options, {}, integration="test", topology=TWO[1], number=1) as session:
+    with open_rank(1, limits={**PATIENT, "peer_timeout": peer_timeout}) as session:
         session.log({"loss": 0.5})
-    assert (
-        caplog.text.count("rank 1 opened its session after the other ranks had ended theirs, so what it logs is lost")
-        == 1
-    )
+    assert caplog.text.count(said) == 1
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(("scope", "arguments"), [("worker", {}), ("global", {"id": "abc"})])
 def test_a_primary_that_comes_after_the_others_have_ended_writes_a_run_of_its_own(
-    store: dist.Store, fake_wandb: FakeWandb, arguments: dict[str, Any], scope: Literal["global", "worker"]
+    fake_wandb: FakeWandb, arguments: dict[str, Any], scope: str
 ) -> None:
     """Of two nodes, it is that of the second one: ranks 2 and 3."""
-    assert store is not None
-    options = Options(rank_scope=scope, limits=Limits(join_timeout=0.1, finish_timeout=600))
     topologies = TWO if scope == "global" else [Topology(2 + rank, rank, 1, 4, 2, 2) for rank in range(2)]
 
     def play(rank: int) -> None:
-        with open_session(options, arguments, integration="test", topology=topologies[rank], number=1) as session:
+        with open_rank(topologies[rank], wandb_init=arguments, rank_scope=scope, limits=SOON_ALONE) as session:
             session.log({"loss": float(rank)}, step=rank)
         eventually(lambda: not live_exchanges())
 
@@ -233,18 +223,6 @@ def test_a_primary_that_comes_after_the_others_have_ended_writes_a_run_of_its_ow
         play(0)
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": float(rank), "global_step": rank}] for rank in (1, 0)]
     assert len({run.id for run in fake_wandb.runs}) == 2, "the second would replace the first"
-
-
-def test_a_rank_that_the_others_gave_up_before_it_took_part_says_that_it_stalled(
-    store: dist.Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert store is not None
-    open_session(Options(), {}, integration="test", topology=TWO[0], number=1).finish()
-    eventually(lambda: not live_exchanges())
-    options = Options(limits=Limits(join_timeout=600, peer_timeout=1e-9, finish_timeout=600))  # others wait no longer
-    with open_session(options, {}, integration="test", topology=TWO[1], number=1) as session:
-        session.log({"loss": 0.5})
-    assert "rank 1 stalled, or was disconnected, after the start, and returned after the other ranks had" in caplog.text
 
 
 @pytest.mark.parametrize("options", [{"run_mode": "new"}, {"reduce": None}, {"run_mode": "shared", "reduce": None}])

@@ -81,37 +81,41 @@ def test_a_plan_without_the_base_id_it_needs_is_refused(rank: int, mode: str, sc
         plan_run(ranks([2, 2])[rank], mode, scope, None)
 
 
-@pytest.mark.parametrize("mode", RUN_MODES)
-def test_an_unknown_node_rank_with_worker_scope_is_refused(mode: str) -> None:
-    with pytest.raises(TopologyError, match=re.escape("needs the num_nodes of rank 1 of 4 (given)")) as refused:
-        plan_run(Topology(1, 1, None, 4, 2, None), mode, "worker", "exp")
+NO_NODES, NO_NODE = Topology(1, 1, None, 4, 2, None), Topology(1, 1, None, 4, 2, 2)
+NO_LOCAL_RANK, NO_SIZE = Topology(3, None, 1, 6, 2, 3), Topology(5, 1, 1, 8, None, 2)
+NO_LAYOUT = Topology(1, None, None, 4, None, None)
+
+
+@pytest.mark.parametrize(
+    ("topology", "mode", "scope", "needed"),
+    [
+        *((NO_NODES, mode, "worker", "num_nodes of rank 1 of 4 (given)") for mode in RUN_MODES),
+        *((NO_NODE, mode, "worker", "node_rank of rank 1") for mode in RUN_MODES),
+        (NO_LOCAL_RANK, "shared", "global", "local_rank of rank 3 of 6"),
+        *((NO_LOCAL_RANK, mode, "worker", "local_rank of rank 3 of 6") for mode in RUN_MODES),
+        *((NO_SIZE, mode, "worker", "local_world_size of rank 5 of 8") for mode in RUN_MODES),
+        *((NO_SIZE.led_by(-1), mode, "worker", "local_world_size of rank 5 of 8") for mode in RUN_MODES),
+        (NO_LAYOUT, "auto", "all nodes", "num_nodes of rank 1"),
+    ],
+)
+def test_a_place_that_is_needed_and_unknown_is_not_guessed(
+    topology: Topology, mode: str, scope: str, needed: str
+) -> None:
+    where = "global" if scope == "all nodes" else scope
+    with pytest.raises(TopologyError, match=re.escape(f"needs the {needed}")) as refused:
+        plan_run(topology, mode, where, "exp", all_nodes=where != scope)
     assert "Initialise torch.distributed" in str(refused.value)
-    with pytest.raises(TopologyError, match="needs the node_rank of rank 1"):
-        plan_run(Topology(1, 1, None, 4, 2, 2), mode, "worker", "exp")
 
 
-def test_an_unknown_local_rank_is_refused_if_labels_or_ids_need_it() -> None:
-    unknown = Topology(3, None, 1, 6, 2, 3)
-    for mode, scope in (("shared", "global"), ("shared", "worker"), ("new", "worker"), ("auto", "worker")):
-        with pytest.raises(TopologyError, match="needs the local_rank of rank 3 of 6"):
-            plan_run(unknown, mode, scope, "exp")
+def test_a_node_of_unknown_size_has_labels() -> None:
+    assert plan_run(NO_SIZE, "shared", "global", "exp").label == "worker-1-rank-1"
 
 
 @pytest.mark.parametrize("mode", ["auto", "new"])
 def test_the_global_rank_alone_is_enough_for_global_scope(mode: RunMode) -> None:
-    unknown = Topology(1, None, None, 4, None, None)
-    assert not needs_layout(unknown, mode, "global")
-    assert plan_run(unknown, mode, "global", "exp").run_id == (None if mode == "auto" else "exp-rank-1")
-
-
-# --- hardware of all nodes --------------------------------------------------------------------------------------------
-
-
-def test_the_rank_that_records_hardware_is_not_guessed() -> None:
-    unknown = Topology(1, None, None, 4, None, None)
-    assert needs_layout(unknown, "auto", "global", all_nodes=True)
-    with pytest.raises(TopologyError, match="needs the num_nodes of rank 1"):
-        plan_run(unknown, "auto", "global", "exp", all_nodes=True)
+    assert needs_layout(NO_LAYOUT, "auto", "global", all_nodes=True)
+    assert not needs_layout(NO_LAYOUT, mode, "global")
+    assert plan_run(NO_LAYOUT, mode, "global", "exp").run_id == (None if mode == "auto" else "exp-rank-1")
 
 
 # --- the last rank leads, as under Megatron-LM ------------------------------------------------------------------------
@@ -137,15 +141,6 @@ def test_hardware_of_a_node_is_recorded_by_its_last_rank() -> None:
     plans = [plan_run(topology, "auto", "global", "exp", all_nodes=True) for topology in ranks([2, 2], primary=-1)]
     assert [plan.hardware for plan in plans] == [None, "worker-0", None, "worker-1"]
     assert [plan.attaches for plan in plans] == [False, True, False, False]
-
-
-@pytest.mark.parametrize("mode", RUN_MODES)
-def test_a_node_of_unknown_size_is_no_unit(mode: str) -> None:
-    unknown = Topology(5, 1, 1, 8, None, 2)
-    for topology in (unknown, unknown.led_by(-1)):
-        with pytest.raises(TopologyError, match="needs the local_world_size of rank 5 of 8"):
-            plan_run(topology, mode, "worker", "exp")
-    assert plan_run(unknown, "shared", "global", "exp").label == "worker-1-rank-1"
 
 
 # --- a job that a sweep's agent has started ---------------------------------------------------------------------------

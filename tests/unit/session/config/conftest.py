@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from config_jobs import LIMITS, Job, Open
-from fakes import OnRanks
+from config_jobs import LIMITS, Open
+from fakes import Job, OnRanks
 
 from dist_wandb.job.topology import Topology
 from dist_wandb.session.opener import open_session

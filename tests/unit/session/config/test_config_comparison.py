@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from config_jobs import THREE, TWO, Colour, Job, Nameless, Open, alike, reads, sync_of
-from fakes import FakeWandb, Meeting, OnRanks
+from config_jobs import THREE, Colour, Nameless, Open, alike, reads, sync_of
+from fakes import TWO, FakeWandb, Job, Meeting, OnRanks
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -44,19 +44,6 @@ def test_different_configs_warn_once(job: Job, mode: str) -> None:
         "rank 0. Further ranks may differ, too. Each run has the config of its primary. config_sync='check' makes",
         message,
     )
-
-
-def test_an_early_rank_compares_after_rank_0_arrives(open_rank: Open) -> None:
-    second = open_rank(TWO[1], {"lr": 0.2})
-    firsts = []
-
-    def open_rank_0() -> None:
-        firsts.append(open_rank(TWO[0], {"lr": 0.1}))
-        second.flush()  # rank 1 compares now, or at its next heartbeat
-
-    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1, but 0.1 on rank 0"):
-        open_rank_0()
-    assert dict(second.config) == dict(firsts[0].config) == {"lr": 0.1}
 
 
 def test_a_config_that_the_script_changes_later_is_compared_as_it_was_given(

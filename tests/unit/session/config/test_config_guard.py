@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import wandb
-from config_jobs import LOOP, TWO, Job, Nameless, Open, alike, reads
-from fakes import FakeWandb
+from config_jobs import LOOP, Nameless, Open, alike, reads
+from fakes import TWO, FakeWandb, Job
 
 from dist_wandb.job.topology import Topology
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Colour, Job, Open, alike, reads, sync_of
-from fakes import FakeWandb
+from config_jobs import HEARTBEAT, NESTED, NODES, THREE, Colour, Open, alike, reads, sync_of
+from fakes import TWO, FakeWandb, Job
 from limits import Limit
 from processes import wait_until
 

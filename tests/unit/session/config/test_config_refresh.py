@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from config_jobs import TWO
+from fakes import TWO
 
 from dist_wandb.session.config import sync
 from dist_wandb.session.config.sync import ConfigSync

@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
-from config_jobs import HEARTBEAT, TWO, Job, Open, alike, begin_to_open, connection_of, reads, sync_of
-from fakes import Meeting, OnRanks
+from config_jobs import HEARTBEAT, Open, alike, begin_to_open, connection_of, reads, sync_of
+from fakes import TWO, Job, Meeting, OnRanks
 from units import eventually
 
 from dist_wandb.job.topology import Topology

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from fakes import FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, OnRanks
 from limits import Limit
 from new_process import begin_new_process
 from processes import wait_until
@@ -37,7 +37,6 @@ from dist_wandb.session.relay import Relay
 from dist_wandb.session.remote_session import LOG, RemoteSession, socket_name
 
 ONE = Topology.single()
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
 _PATIENCE = 60  # seconds
 
 
