@@ -325,9 +325,15 @@ NAN = float("nan")
         ("max", [None, -1.0, None], -1.0),
         ("nanmean", [NAN] * 3, NAN),
         ("mean", [NAN] * 3, NAN),
+        *((reduction, [1.0, NAN, 3.0], NAN) for reduction in ("mean", "sum", "min", "max")),
+        *((reduction, [1.0, math.inf, 3.0], math.inf) for reduction in ("mean", "sum", "max")),
+        ("min", [1.0, math.inf, 3.0], 1.0),
+        ("mean", [math.inf, 1.0, -math.inf], NAN),
     ],
 )
-def test_ranks_without_a_number_are_left_out(reduce: Any, values: list[float | None], expected: float) -> None:
+def test_ranks_without_a_number_are_left_out_but_nan_and_infinity_are_not(
+    reduce: Any, values: list[float | None], expected: float
+) -> None:
     unit = Unit(3, reduce={"loss": reduce})
     unit.log_on_all([{"loss": value, "other": 1.0} for value in values], 0)
     (row,) = unit.close()
@@ -348,6 +354,7 @@ def test_ranks_without_a_number_are_left_out(reduce: Any, values: list[float | N
         (None, [-(2**60) - 1] * 2, -(2**60) - 1),
         ("sum", [2**53 + 1] * 2, float(2**54)),
         (None, [10**400] * 2, math.inf),
+        ("max", [-(10**400)] * 2, -math.inf),
     ],
 )
 def test_booleans_and_large_integers_that_are_equal_stay_what_they_are(
