@@ -271,6 +271,35 @@ def test_the_next_round_shares_the_highest_publication_count() -> None:
     assert [machine.side_data.most_published for machine in unit.machines] == [2, 2, 2]
 
 
+@pytest.mark.parametrize("again", [{}, {"loss": 1.0}])
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_value_does_not_wait_for_a_rank_that_has_passed_its_step(is_ahead: bool, again: dict[str, float]) -> None:
+    """Rank 0 alone evaluates: its row is written before the next one, not some seconds later."""
+    unit = Unit(2)
+    unit.write_on_all({"loss": 1.0}, 0)
+    if is_ahead:
+        unit.write(1, {"loss": 3.0}, 1)
+    unit.write(0, {"val": 2.0, **again}, 0)
+    assert len(unit.rows) == (2 if is_ahead else 1)
+    if not is_ahead:
+        unit.log(1, {"loss": 3.0}, 1)
+    unit.write(0, {"loss": 1.0}, 1)
+    assert shown(unit)[1:] == [(0, {"val": 2.0, **again}, 0, False), (1, {"loss": 2.0}, 0, False)]
+
+
+@pytest.mark.parametrize("falls", [0, 1])
+def test_steps_that_fall_do_not_prove_that_a_rank_has_passed_a_new_name(falls: int) -> None:
+    """As with `log({"loss": ...}, step=batch)` and `log({"val": ...}, step=epoch)`."""
+    unit = Unit(2)
+    unit.write_on_all({"loss": 1.0}, 9)
+    unit.write(falls, {"other": 1.0}, 8)
+    unit.write(0, {"val": 2.0}, 0)
+    unit.write_on_all({"loss": 1.0}, 10)
+    assert not [row for row in unit.rows if "val" in row.names]
+    unit.write(1, {"val": 4.0}, 0)
+    assert shown(unit)[-1] == (0, {"val": 3.0}, 0, False)
+
+
 def test_a_known_name_has_the_long_patience() -> None:
     unit = Unit(2)
     unit.write_on_all({"loss": 1.0}, 0)
@@ -446,18 +475,6 @@ def test_late_values_do_not_replace_forgotten_rows() -> None:
     assert [values(last[step])["loss"] for step in range(50) if step in last] == [0.0] * 40 + [0.5] * 10
     assert sorted(key.step or 0 for key in unit.lost) == list(range(1, 40))
     assert sorted(unit.owns[1, 0]) == sorted(f"label {step}" for step in range(1, 50))
-
-
-def test_steps_before_the_forgotten_ones_are_written() -> None:
-    unit = Unit(2, remembered=10)
-    steps = [*range(100, 150), *range(50)]
-    for step in steps:
-        unit.log_on_all({"loss": 1.0}, step)
-        unit.write(0, {"own": 1.0}, step)
-        unit.give_up(new_only=True)
-    unit.close()
-    assert [row.step for row in unit.rows if row.names == ("loss",)] == steps
-    assert [row.step for row in unit.rows if row.names == ("own",)] == steps
 
 
 def sizes(value: object, seen: set[int] | None = None) -> int:
