@@ -168,15 +168,6 @@ MANY = 20  # more metrics than fit into FEW bytes
 FEW = 50_000
 
 
-def test_an_exchange_broken_on_one_rank_is_repeated_with_all_states() -> None:
-    unit = Unit(3)
-    keys = [unit.keep(step) for step in range(MANY)]
-    for step, key in enumerate(keys):
-        unit.exchange(key, range(3), broken_on=[step % 3])
-        unit.exchange(key, range(3))
-        assert unit.finish(key, 3)["sum"] == 6.0 * (step + 1)
-
-
 def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(limit: Limit) -> None:
     limit(attachments, MOST_KEPT=FEW)
     unit = Unit(2)
@@ -184,13 +175,6 @@ def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(limit: Limit)
         unit.exchange(unit.keep(step), range(2))
     for rank in range(2):
         assert 0 < len(unit.ranks[rank].attachments.contributions.cells()) < MANY / 2
-
-
-def test_a_row_is_degraded_if_a_rank_is_lost_before_its_states_arrive() -> None:
-    unit = Unit(3)
-    key = unit.keep(0)
-    unit.exchange(key, [0, 2])
-    assert unit.finish(key, 3) == {"sum": 4.0, DEGRADED: 1, "global_step": 0}
 
 
 def test_late_states_correct_a_value_also_after_many_later_ones() -> None:

@@ -14,7 +14,6 @@ import wandb
 from hypothesis import given
 from hypothesis import strategies as st
 from row_units import reduced
-from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from units import RecordingRun
 
@@ -97,10 +96,12 @@ class Unit:
         self.calls[rank] += commit is not False
         self.ranks[rank].posting.post(contribution, self.rounds[rank], self.protocol.now)
 
-    def log_on_all(self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None) -> None:
+    def log_on_all(
+        self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None, commit: Any = None
+    ) -> None:
         """Log the values of each rank; a list has the weight of each."""
         for rank, metrics in enumerate(values):
-            self.log(rank, metrics, step, weight[rank] if isinstance(weight, list) else weight)
+            self.log(rank, metrics, step, weight[rank] if isinstance(weight, list) else weight, commit)
 
     def exchange(self, seconds: float = 1.0) -> bool:
         """Have a round after some time; return whether it was the last one."""
@@ -140,7 +141,7 @@ def finished(values: Mapping[str, float], *, step: int | None = 0, x: int = 0, m
 
 THREE = Later(HostCopy([torch.tensor(3)]), 0)
 AB = [{"a": 0.0, "b": -0.0}, {"a": 1.0, "b": -1.0}]
-# By name: options, calls (the values of each rank, with a step and weights), rows of the primary, rows of rank 1.
+# By name: options, calls (the values of each rank, with step, weights and `commit`), rows of the primary and of rank 1.
 ROWS: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[dict[str, Any]], list[dict[str, Any]]]] = {
     "the first pattern that matches": (
         {"reduce": {"tokens": "sum", "*_max": "max", "t*": "min"}},
@@ -189,6 +190,28 @@ ROWS: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[dict[str, Any]
         [{"loss": value, "text": f"at {value}", "global_step": 0} for value in (1, 2)],
         [],
     ),
+    "an equal value again at a step": (  # as in wandb: libraries log one metric a call, each with the epoch
+        {},
+        [
+            *(([{name: 1.0, "epoch": 4.0, "phase": "train"}, {name: 2.0, "epoch": 4.0}], 0) for name in "abc"),
+            ([{"d": 0.0, "epoch": 5.0}] * 2, 0),  # another value begins a row: none is lost
+        ],
+        [
+            {"a": 1.5, "b": 1.5, "c": 1.5, "epoch": 4.0, "phase": "train", "global_step": 0},
+            {"d": 0.0, "epoch": 5.0, "global_step": 0},
+        ],
+        [],
+    ),
+    "a call that is not committed": (
+        {},
+        [(AB, None, None, False), ([{"c": 1.0}] * 2,), ([{"d": 2.0}] * 2, 5, None, True), ([{"e": 3.0}] * 2, 5)],
+        [
+            {"a": 0.5, "b": -0.5, "c": 1.0, "global_step": 0},
+            {"d": 2.0, "global_step": 5},
+            {"e": 3.0, "global_step": 5},
+        ],
+        [],
+    ),
     "an axis": (
         {"axes": ["epoch"]},
         [([{"loss": 1.0, "epoch": 2}, {"loss": 3.0, "epoch": 20}], 1), ([{"epoch": 7}, {"epoch": 8}], 3)],
@@ -219,6 +242,21 @@ ROWS: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[dict[str, Any]
         [{"loss": 1.5, "rank-0/loss": 1.0, "global_step": 1}, {"only here": 1.0, "global_step": 0}],
         [{"rank-1/only here": 1.0, "global_step": 0}, {"rank-1/loss": 2.0, "global_step": 1}],
     ),
+    "no labels": (
+        {"run_mode": "shared", "per_rank": False},
+        [([{"loss": 1.0, "text": "a"}, {"loss": 1.0, "text": "b"}], 0)],
+        [{"loss": 1.0, "text": "a", "global_step": 0}],
+        [],
+    ),
+    **{
+        f"before the first step, on {'another axis' if at else 'no axis'}": (
+            {"run_mode": "shared", "per_rank": "loss", "step_metric": "trainer/global_step" if at else None},
+            [([{"loss": 1.0, "text": "a"}, {"loss": 1.0}],), ([{"lr": 1.0}] * 2, 3)],
+            [{"loss": 1.0, "rank-0/loss": 1.0, "text": "a", **at}, {"lr": 1.0, **dict.fromkeys(at, 3)}],
+            [{"rank-1/loss": 1.0, **at}],
+        )
+        for at in ({"trainer/global_step": 0}, dict[str, int]())
+    },
     "labels of None": (
         {"run_mode": "shared"},
         [([{"loss": None, "nobody": None}, {"loss": 3.0, "nobody": None}], 0)],
@@ -251,14 +289,18 @@ ROWS: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[dict[str, Any]
 }
 
 
+@pytest.mark.parametrize("is_at_once", [True, False])
 @pytest.mark.parametrize("name", ROWS)
-def test_calls_of_all_ranks_become_rows(name: str) -> None:
+def test_calls_of_all_ranks_become_rows(name: str, is_at_once: bool) -> None:
     options, calls, rows, labelled = ROWS[name]
     unit = Unit(2, **options)
     for call in calls:
         unit.log_on_all(*call)
+        for _ in range(0 if is_at_once else 3):
+            unit.exchange()
     assert unit.close() == rows
     assert unit.runs[1].rows == labelled
+    assert [rows.writes for rows in unit.ranks] == [True, False]
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -283,9 +325,15 @@ NAN = float("nan")
         ("max", [None, -1.0, None], -1.0),
         ("nanmean", [NAN] * 3, NAN),
         ("mean", [NAN] * 3, NAN),
+        *((reduction, [1.0, NAN, 3.0], NAN) for reduction in ("mean", "sum", "min", "max")),
+        *((reduction, [1.0, math.inf, 3.0], math.inf) for reduction in ("mean", "sum", "max")),
+        ("min", [1.0, math.inf, 3.0], 1.0),
+        ("mean", [math.inf, 1.0, -math.inf], NAN),
     ],
 )
-def test_ranks_without_a_number_are_left_out(reduce: Any, values: list[float | None], expected: float) -> None:
+def test_ranks_without_a_number_are_left_out_but_nan_and_infinity_are_not(
+    reduce: Any, values: list[float | None], expected: float
+) -> None:
     unit = Unit(3, reduce={"loss": reduce})
     unit.log_on_all([{"loss": value, "other": 1.0} for value in values], 0)
     (row,) = unit.close()
@@ -306,6 +354,7 @@ def test_ranks_without_a_number_are_left_out(reduce: Any, values: list[float | N
         (None, [-(2**60) - 1] * 2, -(2**60) - 1),
         ("sum", [2**53 + 1] * 2, float(2**54)),
         (None, [10**400] * 2, math.inf),
+        ("max", [-(10**400)] * 2, -math.inf),
     ],
 )
 def test_booleans_and_large_integers_that_are_equal_stay_what_they_are(
@@ -319,33 +368,11 @@ def test_booleans_and_large_integers_that_are_equal_stay_what_they_are(
     assert [(row["x"], type(row["x"])) for row in rows] == [(expected, type(expected))] * 2
 
 
-def test_calls_of_one_step_that_repeat_an_equal_value_are_one_row() -> None:
-    """As in wandb: libraries log one metric a call, each with the epoch. Another value begins a row: none is lost."""
-    unit = Unit()
-    for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
-        unit.log_on_all([{name: value + rank, "epoch": 4.0, "phase": "train"} for rank in (0, 1)], 0)
-    unit.log_on_all([{"d": 0.0, "epoch": 5.0}] * 2, 0)
-    assert unit.close() == [
-        {"a": 1.5, "b": 2.5, "c": 3.5, "epoch": 4.0, "phase": "train", "global_step": 0},
-        {"d": 0.0, "epoch": 5.0, "global_step": 0},
-    ]
-
-
 def test_unused_patterns_are_kept_in_order() -> None:
     unit = Unit(reduce={"a": "sum", "loss": "min", "l*": "max", "b": "sum"})
     assert list(unit.ranks[0].reductions.unused) == ["a", "loss", "l*", "b"]
     unit.log(0, {"loss": 1.0}, 0)
     assert list(unit.ranks[0].reductions.unused) == ["a", "l*", "b"]
-
-
-def test_first_values_and_other_objects_wait_for_the_numbers_of_their_row() -> None:
-    unit = Unit()
-    unit.log(0, {"text": "a", "loss": 1.0}, 0)
-    unit.exchange()
-    unit.exchange()
-    assert unit.rows == []
-    unit.log(1, {"loss": 2.0}, 0)
-    assert unit.close() == [{"text": "a", "loss": 1.5, "global_step": 0}]
 
 
 def test_a_position_that_is_logged_as_a_value_continues_the_open_row() -> None:
@@ -416,14 +443,6 @@ def test_labels_are_the_same_with_and_without_reduction(rank: int, per_rank: Per
     alone.ranks[rank].posting.write_own(Contribution(VALUES, 5))
     rows = together.runs[rank].rows
     assert [set(row) for row in alone.runs[rank].rows] == [set(row) for row in rows]
-
-
-def test_the_x_axis_has_no_label() -> None:
-    unit = Unit(run_mode="shared")
-    for rank in range(2):
-        unit.ranks[rank].posting.write_own(Contribution({"loss": 0.5, "global_step": 3}, None))
-    assert unit.rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 3}]
-    assert unit.runs[1].rows == [{"rank-1/loss": 0.5, "global_step": 3}]
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
@@ -500,20 +519,6 @@ def test_values_of_one_step_are_one_row_with_the_number_of_missing_ranks() -> No
     unit.ranks[0].writing.end_row()
     assert unit.rows == [{"a": 1.0, "b": 2.0, DEGRADED: 3, "global_step": 0}, {"c": 3.0, "global_step": 1}]
     assert DEGRADED == "dist_wandb/degraded"
-
-
-def test_a_call_that_is_not_committed_is_continued_by_the_next_one() -> None:
-    unit = Unit()
-    for rank in range(2):
-        unit.log(rank, {"a": float(rank)}, commit=False)
-        unit.log(rank, {"b": float(rank)})
-        unit.log(rank, {"c": float(rank)}, 5, commit=True)
-        unit.log(rank, {"d": float(rank)}, 5)
-    assert unit.close() == [
-        {"a": 0.5, "b": 0.5, "global_step": 0},
-        {"c": 0.5, "global_step": 5},
-        {"d": 0.5, "global_step": 5},
-    ]
 
 
 @pytest.mark.parametrize("other", [0.5, "text"])
@@ -615,52 +620,6 @@ def test_a_call_that_ends_an_open_row_waits_for_its_new_name() -> None:
     assert unit.close() == [of_steps[0], of_steps[2], {"grad": 1.0, **of_steps[1]}]
 
 
-def test_text_of_an_open_row_waits_for_the_numbers_of_a_rank_that_is_behind() -> None:
-    unit = Unit()
-    unit.log_on_all([{"a": 1.0}] * 2)
-    for rank in range(2):
-        for _ in range(3):
-            unit.exchange()
-        unit.log(rank, {"a": 1.0 + rank}, commit=False)
-        unit.log(rank, {"note": f"rank {rank}"})
-    assert unit.close() == [{"a": 1.0, "global_step": 0}, {"a": 1.5, "note": "rank 0", "global_step": 1}]
-
-
-def test_calls_without_a_step_are_separate_rows_whenever_they_are_exchanged() -> None:
-    at_once, one_by_one = Unit(), Unit()
-    for unit in (at_once, one_by_one):
-        for name in ("loss", "accuracy", "loss"):
-            unit.log_on_all([{name: 1.0}, {name: 1.0}])
-            if unit is one_by_one:
-                for _ in range(3):
-                    unit.exchange()
-    expected = [
-        {"loss": 1.0, "global_step": 0},
-        {"accuracy": 1.0, "global_step": 1},
-        {"loss": 1.0, "global_step": 2},
-    ]
-    assert one_by_one.close() == expected
-    assert at_once.close() == expected
-
-
-@pytest.mark.parametrize("step_metric", ["trainer/global_step", None])
-def test_on_another_axis_rows_before_the_first_step_lie_at_0(step_metric: str | None) -> None:
-    unit = Unit(step_metric=step_metric, run_mode="shared", per_rank="loss")
-    unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 1.0}])
-    unit.log_on_all([{"lr": 1.0}, {"lr": 1.0}], 3)
-    first, axis = ({step_metric: 0}, {step_metric: 3}) if step_metric else ({}, {})
-    assert unit.runs[1].rows == [{"rank-1/loss": 1.0, **first}]
-    assert unit.close() == [{"loss": 1.0, "rank-0/loss": 1.0, "text": "a", **first}, {"lr": 1.0, **axis}]
-
-
-def test_a_secondary_writes_no_finished_values() -> None:
-    unit = Unit(run_mode="shared", per_rank=False)
-    unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 1.0, "text": "b"}], 0)
-    unit.close()
-    assert unit.runs[1].rows == []
-    assert [rows.writes for rows in unit.ranks] == [True, False]
-
-
 def test_a_corrected_row_is_whole_but_for_the_primarys_own_values() -> None:
     unit = Unit()
     unit.log(0, {"loss": 1.0, "lr": 0.5, "text": "a"}, 0)
@@ -688,14 +647,3 @@ def test_the_last_position_is_described_as_step_or_row() -> None:
 
 
 # --- without other ranks ----------------------------------------------------------------------------------------------
-
-
-def test_text_stays_in_the_row_of_a_metric_that_adopts_another_layout() -> None:
-    """Adopting a layout renames the cell; the row's text once stayed under the old name until the end."""
-    unit = Unit(run_mode="new", reduce="mean")
-    metrics = [MetricCollection({name: MulticlassAccuracy(4) for name in "ab"}) for _ in unit.ranks]
-    metrics[1].update(torch.arange(4), torch.arange(4))  # which shows that both have the same states
-    for rank, metric in enumerate(metrics):
-        unit.log(rank, {"accuracy": take_snapshot(metric), "text": f"of rank {rank}"}, 3)
-    unit.close()
-    assert [run.rows for run in unit.runs] == [[{"text": f"of rank {rank}", "global_step": 3}] for rank in range(2)]

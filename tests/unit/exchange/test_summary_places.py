@@ -58,25 +58,6 @@ def test_the_summary_has_the_last_row_of_a_rank_that_is_behind() -> None:
     assert run.values == {"only": 1.0, "image": "a", "after": 2.0, "global_step": 9}
 
 
-def test_the_summary_has_the_newest_values_though_an_older_row_waited_for_a_rank() -> None:
-    """It has those of the last written row in wandb, so they are written again, unless the user has done so."""
-    unit = Unit()
-    run = summarized(unit)
-    for step in range(2):
-        log(unit, 1, {"only": float(step), "p": 1.0}, step, 0, commit=True)
-        log(unit, 0, {"p": float(step)}, step, 0, commit=True)
-        unit.exchange()
-    unit.exchange()
-    log(unit, 1, {"only": 2.0, "p": 1.0}, 2, 0, commit=True)
-    for step in range(3, 6):
-        log(unit, 1, {"only": float(step)}, step, 0, commit=True)
-        unit.exchange()
-    assert run.values == {"only": 5.0, "p": 1.0, "global_step": 5}, "the row of step 2 waits for rank 0"
-    log(unit, 0, {"p": 5.0}, 2, 0, commit=True)
-    unit.close()
-    assert run.values == {"only": 5.0, "p": 3.0, "global_step": 5}
-
-
 @pytest.mark.parametrize("commit", [None, True, False])
 def test_a_row_of_one_rank_has_the_place_of_its_call(commit: Any) -> None:
     unit = Unit(1)
