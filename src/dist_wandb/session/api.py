@@ -159,7 +159,8 @@ def init(
 
         While a session is open, SIGTERM ends its run with exit code 143 before it ends the process, unless the process
         has its own handler. Calls of `log`, `define_metric` and `finish` on the run, also through ``wandb.log`` and so
-        on, go to the session first (see `log`). All of this is undone at the end. Nothing else is changed.
+        on, go to the session first (see `log`). All of this is undone at the end. As with wandb, `sys.exit` stays
+        replaced by a function that notes its argument, the exit code of the run. Nothing else is changed.
 
         The x axis of all metrics is `global_step`, unless `define_metric` of the run sets another.
 

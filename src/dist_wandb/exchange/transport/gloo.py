@@ -44,18 +44,18 @@ _LENGTH = struct.Struct("<Q")  # precedes these: their number
 _SLICE = timedelta(milliseconds=100)  # between two checks whether to stop waiting
 
 
-def _options(forming: timedelta, address: str | None) -> Any:
-    """Return options for a new group. An address takes private names of torch; without them gloo chooses one."""
+def _options(forming: float, address: str | None) -> Any:
+    """Return options, with a timeout in seconds. An address takes private names of torch; without, gloo chooses one."""
     try:
         if address is not None:
             device = dist.ProcessGroupGloo.create_device(hostname=address)
             kinds: Any = dist.ProcessGroupGloo
             options = kinds._Options()  # noqa: SLF001  # see tests/unit/test_private_names.py
-            options._timeout, options._devices = forming, [device]  # noqa: SLF001
+            options._timeout, options._devices = timedelta(seconds=forming), [device]  # noqa: SLF001
             return options
     except (AttributeError, RuntimeError):  # a later torch renamed them, or the address does not exist
         pass
-    return forming
+    return timedelta(seconds=forming)
 
 
 def too_much(sender: str, length: int, most: int) -> ConfigurationError:
@@ -92,11 +92,10 @@ class GlooGroup(Group):
         self._room = _LEAST_ROOM
         try:
             forming = min(timeout, forming)
-            within = timedelta(seconds=forming)
             # The constructor waits for the store without a timeout while the network is down.
             caller = TimedCaller(forming + FORMING_MORE, is_over, returns=True)
             # No variable holds the options: they would receive connections, into freed memory, after it has failed.
-            group = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, _options(within, address)))
+            group = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, _options(forming, address)))
             self._group: Any = group
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
