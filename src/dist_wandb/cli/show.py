@@ -264,19 +264,19 @@ def _cell(value: object) -> str:
 def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set[str]:
     """Print the rows of metrics, by names or patterns, run by run, as ``"csv"``, ``"json"`` or ``"table"``.
 
-    Rows are printed while they are read. Returns the names that have values.
+    Rows of names without patterns are printed while they are read. Returns the names that have values.
     """
-    if kind == "json":
-        columns = [run.history(names) for run in runs]
-        about = zip(runs, columns, strict=True)
-        print_json([{"run_id": run.id, "project": run.project, "columns": own} for run, own in about])
-        return {name for own in columns for name, column in own.items() if column.count(None) < len(column)}
     named: set[str] = set()
-    tables = []
-    for run in runs:  # with patterns, the first reading finds the names
-        has_patterns = any(re.search(r"[*?\[]", name) for name in names)
-        titles = list(run.history(names) if has_patterns else dict.fromkeys((run.step_axis, *names)))
-        tables.append((run, titles, rows_of(run, titles, named)))
+    tables: list[tuple[LocalRun, list[str], Iterator[Sequence[Any]]]] = []
+    if kind == "json" or any(re.search(r"[*?\[]", name) for name in names):
+        columns = [(run, run.history(names)) for run in runs]
+        tables += [(run, list(own), zip(*own.values(), strict=True)) for run, own in columns]
+        named = {name for _, own in columns for name, column in own.items() if column.count(None) < len(column)}
+    else:
+        titles_of = [(run, list(dict.fromkeys((run.step_axis, *names)))) for run in runs]
+        tables += [(run, titles, rows_of(run, titles, named)) for run, titles in titles_of]
+    if kind == "json":
+        print_json([{"run_id": run.id, "project": run.project, "columns": own} for run, own in columns])
     if kind == "csv":
         _print_csv(tables)
     for run, titles, rows in tables if kind == "table" else ():
