@@ -55,26 +55,21 @@ class TreeGroup(Group):
                 group.reduce_in_place(piece, max(summed - start, 0), deadline)
                 if group.rank:
                     break
-            for group in reversed(self._below):
-                group.receive_from_first(torch.from_numpy(piece), deadline)
-
-    def _hand_down(self, numbers: torch.Tensor, deadline: float) -> None:
-        for group in reversed(self._groups):
-            group.receive_from_first(numbers, deadline)
+            _hand_down(self._below, torch.from_numpy(piece), deadline)
 
     def tally(self, data: bytes) -> dict[bytes, frozenset[int]]:
         """As `Group`. First members of groups merge equal contents: the work grows with these, not with the members."""
         deadline = _deadline(self.timeout, self._lengths(len(data), gloo.MOST_GATHERED)[0])
         packed = _packed(self._contents(data, deadline))
         number = torch.tensor([len(packed)], dtype=torch.float64)
-        self._hand_down(number, deadline)
+        _hand_down(self._groups, number, deadline)
         length = int(number)
         if length > _MOST_TOGETHER:
             raise too_much("All members of the group together", length, _MOST_TOGETHER)
         handed = bytearray(packed[:length].ljust(length, b"\0"))
         numbers = torch.frombuffer(handed, dtype=torch.uint8)
         for start in range(0, length, gloo.PIECE):
-            self._hand_down(numbers[start : start + gloo.PIECE], deadline)
+            _hand_down(self._groups, numbers[start : start + gloo.PIECE], deadline)
         return _unpacked(bytes(handed))
 
     def collect(self, *data: Bytes) -> list[bytes]:
@@ -90,7 +85,7 @@ class TreeGroup(Group):
             for content, members in contents.items() if found else ():
                 for member in members:
                     found[member] += content
-        self._hand_down(torch.zeros(1), deadline)
+        _hand_down(self._groups, torch.zeros(1), deadline)
         return found
 
     def _contents(self, data: bytes, deadline: float) -> dict[bytes, frozenset[int]]:
@@ -171,6 +166,10 @@ def hand_down(groups: Sequence[GlooGroup], *, formed: bool, deadline: float) -> 
     these are all of its groups (`formed`). Raises BrokenError at the deadline (monotonic clock), and as in `Group`.
     """
     all_formed = torch.tensor([float(formed)])
-    for group in reversed(groups):
-        group.receive_from_first(all_formed, deadline)
+    _hand_down(groups, all_formed, deadline)
     return bool(all_formed)
+
+
+def _hand_down(groups: Sequence[GlooGroup], numbers: torch.Tensor, deadline: float) -> None:
+    for group in reversed(groups):
+        group.receive_from_first(numbers, deadline)
