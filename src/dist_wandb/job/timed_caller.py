@@ -44,7 +44,7 @@ class UnansweredError(Exception):
     """A call has timed out. It continues in a thread, and its result is ignored."""
 
 
-class _Call(threading.Thread):
+class _CallThread(threading.Thread):
     """One call on a thread of its own. Times are those of the monotonic clock."""
 
     def __init__(self, function: Callable[[], Any], *, given_up_by: float = math.inf, returns_by: float = 0.0) -> None:
@@ -85,7 +85,7 @@ def settle(within: float) -> None:
     """Wait at the end of the process for abandoned calls and for those that end in time, up to `within` seconds."""
     deadline = time.monotonic() + within
     for call in threading.enumerate():
-        if isinstance(call, _Call):
+        if isinstance(call, _CallThread):
             with suppress(RuntimeError):  # another thread is about to start it
                 call.join(max(0.0, max(deadline, call.returns_by) - time.monotonic()))
 
@@ -97,7 +97,7 @@ class TimedCaller:
         self._limit = limit  # seconds
         self._is_over = is_over  # polled during a call: whether to abandon it soon
         self._returns = returns  # whether calls always return in time: then the end of the process waits for them
-        self._stuck: _Call | None = None
+        self._stuck: _CallThread | None = None
 
     def call(self, function: Callable[[], _T]) -> _T:
         """Call a function; raise UnansweredError if it has timed out, or an abandoned call has not returned yet."""
@@ -105,9 +105,9 @@ class TimedCaller:
             raise UnansweredError("it has stopped answering")
         began, outer = time.monotonic(), threading.current_thread()
         ends_by = began + self._limit
-        if isinstance(outer, _Call) and outer.given_up_by <= ends_by:
+        if isinstance(outer, _CallThread) and outer.given_up_by <= ends_by:
             return function()  # the outer call is abandoned first, so this one does not need another thread
-        call = _Call(function, given_up_by=ends_by, returns_by=ends_by if self._returns else 0.0)
+        call = _CallThread(function, given_up_by=ends_by, returns_by=ends_by if self._returns else 0.0)
         try:
             call.start()
         except RuntimeError:
@@ -189,7 +189,7 @@ class BackgroundPoll(Generic[_T]):
         self._first_pause = self._pause = pause  # between two calls, in seconds; it grows
         self._ranks = ranks  # how many poll at the same time
         self._began = time.monotonic()
-        self._call: _Call | None = None
+        self._call: _CallThread | None = None
         self._has_waited = False  # whether `result` has waited for the current call
         self._next = 0.0
         self._result: _T | None = None
@@ -200,7 +200,7 @@ class BackgroundPoll(Generic[_T]):
         Waits for the current call up to `within` seconds, but only once for each call.
         """
         if self._result is None and self._call is None and time.monotonic() >= self._next:
-            new = _Call(self._query)
+            new = _CallThread(self._query)
             with suppress(RuntimeError):
                 new.start()
                 self._call = new

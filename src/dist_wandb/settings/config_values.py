@@ -317,7 +317,7 @@ def filled(
     return found
 
 
-class Known(dict[str, Any]):
+class KnownConfig(dict[str, Any]):
     """A config as known to a rank without a run; `hidden` are names of secrets that this rank does not have."""
 
     def __init__(self, values: Mapping[str, Any] = {}, hidden: frozenset[str] = frozenset()) -> None:

@@ -11,7 +11,7 @@ from dist_wandb.notices import Notices, users_line, warn
 from dist_wandb.runs import run_metadata, sweeps
 from dist_wandb.runs.null_run import AnyRun, NullRun, class_of
 from dist_wandb.session.config.comparison import OF_VERSION, differs_by_rank
-from dist_wandb.settings.config_values import MISSING, ConfigCopy, Known, decoded, encoded, given_values, shown
+from dist_wandb.settings.config_values import MISSING, ConfigCopy, KnownConfig, decoded, encoded, given_values, shown
 
 if TYPE_CHECKING:
     from dist_wandb.session.config.sync import ConfigSync
@@ -22,7 +22,7 @@ class LocalConfig:
 
     def __init__(self, sync: ConfigSync) -> None:
         self._sync = sync
-        self._shown = Known()
+        self._shown = KnownConfig()
         self._written: set[str] = set()  # names that were written on this rank
         self._has_waited = False
         # Returns the run that answers instead, if the session has continued with another primary.
@@ -36,7 +36,7 @@ class LocalConfig:
         now = {name: value for name, value in self._shown.items() if name not in hidden or name in self._written}
         now.update({name: value for name, value in new.items() if value is not MISSING})
         order = [*values, *(name for name in now if name not in values)]
-        self._shown = Known({name: now[name] for name in order if name in now}, frozenset(hidden))
+        self._shown = KnownConfig({name: now[name] for name in order if name in now}, frozenset(hidden))
         self._compare_used()
 
     def expect(self, values: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class LocalConfig:
         if self.following is not None:
             return {**given_values(self.following().config), **self.written()}
         self._sync.refresh(at_once=self._sync.is_known and name is not None and name not in self._shown)
-        return self._shown if self._sync.is_known else Known(self.known())
+        return self._shown if self._sync.is_known else KnownConfig(self.known())
 
     def written(self) -> dict[str, Any]:
         return {name: self._shown[name] for name in self._written if name in self._shown}
