@@ -121,12 +121,12 @@ class JobLink:
                 *(math.inf, LONGEST_PAUSE, self.topology.world_size),
             )
 
-    def run_id(self) -> str | None:
-        """Return the id of the unit's run; `wait` for the one that the coordinator publishes."""
+    def run_id(self, *, waits: bool = True) -> str | None:
+        """Return the id of the unit's run, which the coordinator publishes; if it `waits`, as long as reads may."""
         store, given = self.store, self.plan.base_id
         if store is not None and not self.has_id and not self.topology.is_coordinator:
             try:
-                if given is None or job_description.is_published(store):
+                if waits and (given is None or job_description.is_published(store)):
                     self.wait(lambda: is_base_id_known(store))
                 base_id = wait_base_id(store, self.topology, 0.0)
             except (RendezvousError, ConfigurationError):

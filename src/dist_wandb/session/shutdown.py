@@ -33,7 +33,6 @@ from dist_wandb.session.job_link import UnitEnd
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
 from dist_wandb.session.restart import RestartStore
-from dist_wandb.settings.plan import unit_run_id
 
 _log = logging.getLogger("dist_wandb")
 
@@ -117,11 +116,16 @@ class Shutdown:
         On a rank without a run they would not notice, and ``wandb.run`` would be the stand-in of one of them.
         """
         self.finish_with_run(exit_code)
-        run, topology, unit_run = self._own.run, self._link.topology, unit_run_id(self._link.plan)
-        for other in registry.open_sessions():
-            has_same_run = other.run is run if run else not other.run and unit_run_id(other.plan) == unit_run
-            if has_same_run and other.topology == topology:
+        run, topology = self._own.run, self._link.topology
+        for other, shutdown in registry.shutdowns.copy().items():
+            is_same = other.run is run if run else not other.run and self._has_run_of(shutdown)
+            if is_same and other.topology == topology:
                 other.finish(exit_code, others_go_on=True)
+
+    def _has_run_of(self, other: Shutdown) -> bool:
+        """Whether the numbers of both sessions of a rank without a run go to the same run, as far as it is known."""
+        mine, theirs = self._link.run_id(waits=False), other._link.run_id(waits=False)  # noqa: SLF001
+        return mine is not None and mine == theirs
 
     def refresh(self, published: float) -> None:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
