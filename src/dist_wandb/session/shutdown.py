@@ -118,14 +118,14 @@ class Shutdown:
         self.finish_with_run(exit_code)
         run, topology = self._own.run, self._link.topology
         for other, shutdown in registry.shutdowns.copy().items():
-            is_same = other.run is run if run else not other.run and self._has_run_of(shutdown)
-            if is_same and other.topology == topology:
+            if other.topology == topology and (other.run is run if run else self._has_run_of(shutdown)):
                 other.finish(exit_code, others_go_on=True)
 
     def _has_run_of(self, other: Shutdown) -> bool:
         """Whether the numbers of both sessions of a rank without a run go to the same run, as far as it is known."""
-        mine, theirs = self._link.run_id(waits=False), other._link.run_id(waits=False)  # noqa: SLF001
-        return mine is not None and mine == theirs
+        link = other._link
+        mine = None if other._own.run else self._link.run_id(waits=False)
+        return mine is not None and mine == link.run_id(waits=False)
 
     def refresh(self, published: float) -> None:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
