@@ -1,4 +1,4 @@
-"""One rank's way through the generations of its unit (`Participation`), and their rounds (`Cycle`), also alone.
+"""One rank's way through the generations of its unit, and their rounds, also alone.
 
 In a round, the members exchange what they offer, choose the same calls, and reduce the two lists that they pack. The
 consequences are the same on all members: they exchange metric states, tables and images of finished rows and the
@@ -14,184 +14,60 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.attachments import MOST_KEPT
 from dist_wandb.exchange.interface import Phase
 from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
-from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
+from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of, least_wait
 from dist_wandb.exchange.protocol.calls import Intent, Key, attached_among, is_attached
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds, decoded, encoded
 from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
+from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
 from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import Interval, TimedCaller
 
+PRIMARY = 0  # its index in the unit
+UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
 _MOST_KEPT = 20_000  # rows kept for a primary that is away
 _STORE_POLL_INTERVAL = 0.05  # seconds between two checks whether there is a store
 
 
-class Cycle:
-    """Carries out one rank's rounds over a group; `begin` and `round` raise BrokenError if the exchange failed."""
+class Participation:
+    """Carries out one rank's rounds; `begin` and `round` raise BrokenError if the exchange failed."""
 
     def __init__(self, context: Context, rounds: Rounds, pacer: Pacer) -> None:
+        self.membership: Membership | None = None  # before there is a store
+        self.generation: Generation | None = None  # in which this rank participates, or participated last
         self.group: Group | None = None  # between two generations
-        self.has_more: bool = False  # whether some rank has more to contribute at once, as of the last round
-        self.has_primary: bool = False  # whether the primary participates
         self.kept: deque[Row] = deque(maxlen=_MOST_KEPT)  # for a primary that is away
         self.kept_after: str = ""  # the position after which rows are kept for it
-        self.checkpoint: Checkpoint = Checkpoint(0)
-        self._members: Sequence[int] = ()
+        self.is_only_one: bool = False  # as far as it was checked: no other rank has opened a session
         self._context = context
         self._rounds = rounds
         self._pacer = pacer  # does not count the time that attachments take
+        self._members: Sequence[int] = ()
+        self._has_primary = False  # whether the primary participates
+        self._checkpoint = Checkpoint(0)
         self._due: tuple[Row, ...] = ()  # finished, but not written yet
-
-    def begin(self, group: Group, members: Sequence[int], learn_ranks: Callable[[dict[int, int]], None]) -> None:
-        """Begin a generation: do the work that remained. `learn_ranks` gets where `Unit.global_rank_of` is wrong."""
-        self.group, self._members = group, members
-        unit, spreads = self._context.unit, self._context.rows.spreads
-        due = [row for row in self._due if attached_among(row.names) or spreads.due([row])]
-        own = {
-            "round": self._rounds.table.round,
-            "due": [encoded(row._replace(own=())) for row in due],
-            # usually known, so that greetings of thousands of members are equal
-            "rank": None if unit.global_rank_of(unit.index) == unit.global_rank else [unit.index, unit.global_rank],
-        }
-        greetings = [json.loads(text) for text in group.tally(json.dumps(own).encode())]
-        if any(greeting["round"] != own["round"] for greeting in greetings):  # gloo would abort the process
-            raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
-        learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
-        together = {json.dumps(row): decoded(row) for greeting in greetings for row in greeting["due"]}
-        self._exchange(group, list(together.values()))
-        self.write_due()
-
-    def round(self, *, regroup: bool = False) -> Outcome:
-        """Take part in one round, and do the work that follows from it; `regroup` requests a new generation."""
-        group = self.group
-        if group is None:
-            raise RuntimeError("a round needs a group")
-        rounds = self._rounds
-        offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
-        offers = {offer: frozenset(map(self._members.__getitem__, of)) for offer, of in offered.items()}
-        plan = rounds.plan(offers)
-        packed = plan.pack()
-        sums, maxima = group.reduce(*packed) if any(packed) else packed
-        contributions = self._context.rows.attachments.contributions
-        if contributions.bytes_sent:
-            contributions.passed()
-        outcome = self._unpack(plan, Checkpoint(rounds.table.round + 1, offers, sums, maxima))
-        self._exchange(group, self._due)
-        self.write_due()
-        # the end of the next round, which releases what is not kept for late ranks, should come at once
-        self.has_more = outcome.more or contributions.bytes_sent > 2 * MOST_KEPT
-        return outcome
-
-    def _unpack(self, plan: Plan, checkpoint: Checkpoint) -> Outcome:
-        own, outcome = self._context.rows, self._rounds.unpack(plan, checkpoint.sums, checkpoint.maxima)
-        self.checkpoint = checkpoint
-        own.spreads.keep(self._rounds.outbox.last)
-        self._due += outcome.rows
-        return outcome
-
-    def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
-        own, keys = self._context.rows, list[Key]()
-        for row in rows:
-            if attached := attached_among(row.names):
-                keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached]
-        if keys and (self.has_primary or own.writes):
-            for attachment, due in own.attachments.due(keys, is_alone=len(self._members) == 1):
-                began = time.monotonic()
-                attachment.exchange(due, group)
-                self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
-        if of_spreads := own.spreads.due(rows):
-            own.spreads.exchange(of_spreads, group)
-
-    def write_due(self) -> None:
-        own, rows, self._due = self._context.rows, self._due, ()
-        if rows and not own.writes and not self.has_primary:
-            if len(self.kept) + len(rows) > _MOST_KEPT:
-                self._context.warn(
-                    "unwritten",
-                    f"more than {_MOST_KEPT:,} rows wait on rank {self._context.rank} for the rank that writes them, "
-                    "which is away: the oldest are lost, and counted at the end.",
-                )
-                dropped = sum(len(row.names) for row in [*self.kept, *rows][:-_MOST_KEPT])
-                own.writer.lost["that could not be kept for the rank that writes them"] += dropped
-            self.kept_after = self.kept_after if self.kept else own.writing.last_position
-            self.kept.extend(row._replace(own=()) for row in rows)
-        own.writing.write(rows)
-        own.spreads.found.clear()
-
-    @property
-    def keeps_rows(self) -> bool:
-        return bool(self.kept) and not self.has_primary
-
-    def is_awaited(self, *, by_late: bool = False) -> bool:
-        """Return whether the others will request states, tables or spreads, or may, for a late rank (`by_late`)."""
-        may_have_spread = self._context.rows.spreads.may_have
-        if any(is_attached(key.name) or may_have_spread(key.name) for key in self._rounds.own_open()):
-            return True
-        ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
-        others, contributions = ranks.members - ranks.closed, self._context.rows.attachments.contributions
-        givers = map(memory.ranks_of, contributions.cells() if others and by_late else ())
-        return any(those is not None and not those >= others for those in givers)
-
-    # Between generations
-
-    def catch_up(self, checkpoint: Checkpoint) -> bool:
-        """Catch up with the others, who are at most one round ahead; return whether all ranks were done then."""
-        if checkpoint.round != self._rounds.table.round + 1 or not checkpoint.offers:
-            return False
-        return self._unpack(self._rounds.plan(checkpoint.offers), checkpoint).closed
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the others' state, including rows that they finished while the primary was away."""
-        self._rounds.restore(state)
-        self.checkpoint = Checkpoint(self._rounds.table.round)
-        rows = decoded(state["unwritten"])
-        if self._context.rows.writes:
-            self._due += tuple(rows)
-        else:
-            self.kept.extend(rows)
-
-    def close(self) -> None:
-        if self.group is not None:
-            self.group.close()
-            self.group = None
-
-    # Alone
-
-    def continue_alone(self) -> None:
-        """Switch to rounds of this rank only."""
-        self.close()
-        self.group, self._members = Group(), (self._context.unit.index,)
-        if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
-            self._rounds.side_data.axes = self._context.rows.axes()
-        self.has_more = False
-        if self._context.rows.writes:  # what an exchange that broke has not merged
-            self._exchange(self.group, self._due)
-
-
-class Participation:
-    """One rank's way through generations."""
-
-    def __init__(self, context: Context, rounds: Rounds, cycle: Cycle) -> None:
-        self.attendance: Attendance = Attendance(context)
-        self.generation: Generation | None = None  # in which this rank participates, or participated last
-        self.membership: Membership | None = None  # before there is a store
-        self._context = context
-        self._rounds = rounds
-        self._cycle = cycle
+        self._has_checked = False  # whether ranks that have opened no session were reported
         self._broken_poll = Interval(BROKEN_POLL_INTERVAL, context.unit.size)
         self._joining_poll = Interval(context.limits.heartbeat)
+
+    @property
+    def joined(self) -> Membership:
+        """The membership, once there is a store."""
+        if self.membership is None:
+            raise RuntimeError("there is no store yet")
+        return self.membership
 
     # Joining
 
@@ -221,80 +97,200 @@ class Participation:
         self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
         return self.membership.arrive(limits.join_timeout, situation)
 
+    def catch_up(self, generation: Generation) -> bool:
+        """Catch up with the others, who are at most one round ahead; return whether all ranks were done then."""
+        if generation.source in (None, self._context.unit.index) or not generation.follows(self.generation):
+            return False
+        checkpoint = self.joined.generations.checkpoint_before(generation)
+        if checkpoint.round != self._rounds.table.round + 1 or not checkpoint.offers:
+            return False
+        return self._unpack(checkpoint).closed
+
     def enter(self, generation: Generation) -> Generation:
-        """Begin a generation, or, if this rank is not in it, the next one in which it is: see `Membership.join`."""
-        membership = self.joined
-        if self._context.unit.index not in generation.members:
+        """Begin a generation, or, if this rank is not in it, the next one in which it is: see `Membership.join`.
+
+        Reports ranks that are missing, and those that came late.
+        """
+        membership, presence, context = self.joined, self.joined.presence, self._context
+        if context.unit.index not in generation.members:
             if generation.follows(self.generation) and self._rounds.table.round > generation.last_round:
                 self._rounds.put_back()  # the contributions to a round that this generation's members broke off
             generation = membership.generations.latest(generation)
             if not membership.has_ended(generation):
-                if self.generation is not None or self._context.unit.index in generation.lost:
-                    self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
-                self._context.reports.expect("late")  # the others report a rank that they have not waited for
-            limits = self._context.limits
-            generation = membership.join(generation, limits.join_timeout + limits.peer_timeout)
-            self.generation = None
-            self._cycle.has_primary = False
+                if self.generation is not None or context.unit.index in generation.lost:
+                    context.warn("late", f"rank {context.rank} did not arrive in time, and asks to join.")
+                context.expect("late")  # the others report a rank that they have not waited for
+            generation = membership.join(generation, context.limits.join_timeout + context.limits.peer_timeout)
+            self.generation, self._has_primary = None, False
             state = membership.generations.state(generation)
-            self._cycle.restore(state)
-            membership.presence.global_ranks.update(state["ranks"])
-        membership.presence.departures.known.update(generation.gone)
+            self._rounds.restore(state)
+            self._checkpoint = Checkpoint(self._rounds.table.round)
+            if context.rows.writes:  # what the others have finished while the primary was away
+                self._due += tuple(decoded(state["unwritten"]))
+            else:
+                self.kept.extend(decoded(state["unwritten"]))
+            presence.global_ranks.update(state["ranks"])
+        presence.departures.known.update(generation.gone)
         before, self.generation = self.generation, generation
-        absent = self.attendance.enter(membership.presence, before, generation)
-        self._rounds.resize(generation.members, absent)
-        self._cycle.has_primary = PRIMARY in generation.members
-        if self._cycle.has_primary:
-            self._cycle.kept.clear()  # it received them when it joined
+        self._rounds.resize(generation.members, self._report_absent(before, generation))
+        self._has_primary = PRIMARY in generation.members
+        if self._has_primary:
+            self.kept.clear()  # it received them when it joined
         return generation
 
-    # The end of a generation
+    def _report_absent(self, before: Generation | None, generation: Generation) -> set[int]:
+        """Return the ranks that are missing in a generation; `before` is the last one of this rank."""
+        presence, context = self.joined.presence, self._context
+        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks_in(before) else ()
+        if late:  # the others did not wait for them, because they had not opened a session
+            has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
+            context.warn(
+                "accompanied",
+                f"{self._named(late)} opened a session {round(presence.waited, 1):g} s after rank {context.rank}, and "
+                f"{has} joined. Earlier rows are written again if {logs} at their steps.",
+            )
+        absent = presence.absent(generation)
+        missing = absent if before is None else absent & set(before.members)
+        lifecycle, members = context.lifecycle, set(generation.members)
+        lifecycle.lost = (lifecycle.lost | missing) - members - presence.departures.ended("finished", "undelivered")
+        reasons: dict[str, list[int]] = {}
+        for index in sorted(missing):
+            reasons.setdefault(self._why_absent(index, before, generation), []).append(index)
+        if reasons and self._speaks_in(generation):
+            text = " and ".join(why.format(self._named(those)) for why, those in reasons.items())
+            context.warn(
+                f"lost {sorted(map(list, reasons.values()))}",
+                f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
+                "rows are marked dist_wandb/degraded.",
+            )
+        return absent
 
-    def catch_up(self, generation: Generation) -> bool:
-        """Catch up with the others' state when a generation began; return whether all ranks were done then."""
-        if generation.source in (None, self._context.unit.index) or not generation.follows(self.generation):
-            return False
-        return self._cycle.catch_up(self.joined.generations.checkpoint_before(generation))
+    def _why_absent(self, index: int, before: Generation | None, generation: Generation) -> str:
+        presence, where = self.joined.presence, self._context.rows.writing.last_position
+        departure = presence.departures.known.get(index)
+        how = None if departure is None else departure.how
+        if before is None and how is None:
+            waited = f"opened a session, but did not take part within {round(presence.waited, 1):g} s"
+            return f"{{}} {'took no part' if generation.number else waited}"
+        if before is None:
+            ended = "failed" if how == "failed" else "ended its session"
+            return f"{{}} {ended} before the first exchange with rank {self._context.rank}"
+        if how == "undelivered":
+            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
+        return f"{{}} failed after {where}" if how == "failed" else f"lost {{}} after {where}"
 
-    def recover(self, generation: Generation) -> Generation:
-        closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
-        return self.joined.regroup(
-            generation, self._cycle.checkpoint, grace(self._context.limits, self._context.unit), closed
-        )
+    def _speaks_in(self, generation: Generation) -> bool:  # for all members
+        return generation.members[0] == self._context.unit.index
 
-    def admit(self, generation: Generation) -> Generation:
-        """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
-        membership = self.joined
-        if generation.members[0] == self._context.unit.index:
-            ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self._cycle.kept))
-            state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
-            return membership.admit(generation, self._cycle.checkpoint, state)
-        generations, within = membership.generations, self._context.limits.peer_timeout
-        return membership.until(lambda: generations.following(generation), within) or self.recover(generation)
+    def _named(self, indices: Iterable[int]) -> str:
+        return named(map(self.joined.presence.global_rank, indices), self._context.unit.ranks_per_node)
 
-    def leave(self, *, delivered: bool, is_closed: bool) -> None:
-        """Announce that this rank leaves, after the last round of all (`is_closed`) or before it: see `Membership`."""
-        if self.membership is None:
-            return
-        lifecycle = self._context.lifecycle
-        generation = self.generation if self._rounds.table.round else None  # without a round, it may lack anybody
-        self.attendance.check(self.membership.presence, generation, is_end=True)
-        lifecycle.phase = Phase.LEAVING
-        with suppress(RendezvousError):  # the job is over
-            how = "failed" if lifecycle.has_failed else "finished" if delivered else "undelivered"
-            self.membership.leave(self.generation, self._cycle.checkpoint, how, is_closed=is_closed)
+    # Rounds
 
-    # Queries during rounds
+    def begin(self, group: Group, generation: Generation) -> None:
+        """Begin the rounds of a generation: do the work that remained."""
+        self.group, self._members = group, generation.members
+        unit, spreads = self._context.unit, self._context.rows.spreads
+        due = [row for row in self._due if attached_among(row.names) or spreads.due([row])]
+        own = {
+            "round": self._rounds.table.round,
+            "due": [encoded(row._replace(own=())) for row in due],
+            # usually known, so that greetings of thousands of members are equal
+            "rank": None if unit.global_rank_of(unit.index) == unit.global_rank else [unit.index, unit.global_rank],
+        }
+        greetings = [json.loads(text) for text in group.tally(json.dumps(own).encode())]
+        if any(greeting["round"] != own["round"] for greeting in greetings):  # gloo would abort the process
+            raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
+        self.joined.presence.global_ranks.update(greeting["rank"] for greeting in greetings if greeting["rank"])
+        together = {json.dumps(row): decoded(row) for greeting in greetings for row in greeting["due"]}
+        self._exchange(group, list(together.values()))
+        self.write_due()
+
+    def round(self, *, regroup: bool = False) -> Outcome:
+        """Take part in one round, and do the work that follows from it; `regroup` requests a new generation."""
+        group, table = self.group, self._rounds.table
+        if group is None:
+            raise RuntimeError("a round needs a group")
+        offered = group.tally(self._rounds.offer(time.monotonic(), regroup=regroup))
+        members = self._members
+        offers = {offer: frozenset([members[one] for one in those]) for offer, those in offered.items()}
+        plan = self._rounds.plan(offers)
+        packed = plan.pack()
+        sums, maxima = group.reduce(*packed) if any(packed) else packed
+        contributions = self._context.rows.attachments.contributions
+        if contributions.bytes_sent:
+            contributions.passed()
+        outcome = self._unpack(Checkpoint(table.round + 1, offers, sums, maxima), plan)
+        self._exchange(group, self._due)
+        self.write_due()
+        # the end of the next round, which releases what is not kept for late ranks, should come at once
+        return replace(outcome, more=True) if contributions.bytes_sent > 2 * MOST_KEPT else outcome
+
+    def _unpack(self, checkpoint: Checkpoint, plan: Plan | None = None) -> Outcome:
+        plan = plan or self._rounds.plan(checkpoint.offers)
+        outcome = self._rounds.unpack(plan, checkpoint.sums, checkpoint.maxima)
+        self._checkpoint = checkpoint
+        self._context.rows.spreads.keep(self._rounds.outbox.last)
+        self._due += outcome.rows
+        return outcome
+
+    def _exchange(self, group: Group, rows: Sequence[Row]) -> None:
+        own, keys = self._context.rows, list[Key]()
+        for row in rows:
+            if attached := attached_among(row.names):
+                keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached]
+        if keys and (self._has_primary or own.writes):
+            for attachment, due in own.attachments.due(keys, is_alone=len(self._members) == 1):
+                began = time.monotonic()
+                attachment.exchange(due, group)
+                self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
+        if of_spreads := own.spreads.due(rows):
+            own.spreads.exchange(of_spreads, group)
+
+    def write_due(self) -> None:
+        own, rows, self._due = self._context.rows, self._due, ()
+        if rows and not own.writes and not self._has_primary:
+            if len(self.kept) + len(rows) > _MOST_KEPT:
+                self._context.warn(
+                    "unwritten",
+                    f"more than {_MOST_KEPT:,} rows wait on rank {self._context.rank} for the rank that writes them, "
+                    "which is away: the oldest are lost, and counted at the end.",
+                )
+                dropped = sum(len(row.names) for row in [*self.kept, *rows][:-_MOST_KEPT])
+                own.writer.lost["that could not be kept for the rank that writes them"] += dropped
+            self.kept_after = self.kept_after if self.kept else own.writing.last_position
+            self.kept.extend(row._replace(own=()) for row in rows)
+        own.writing.write(rows)
+        own.spreads.found.clear()
+
+    @property
+    def keeps_rows(self) -> bool:
+        return bool(self.kept) and not self._has_primary
+
+    def awaits_primary(self) -> bool:
+        """Return whether the rank that writes is away, but may return for the values kept for it."""
+        may_come = self.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
+        return may_come and not self.joined.presence.departures.is_gone(PRIMARY)
+
+    def is_awaited(self, *, by_late: bool = False) -> bool:
+        """Return whether the others will request states, tables or spreads, or may, for a late rank (`by_late`)."""
+        may_have_spread = self._context.rows.spreads.may_have
+        if any(is_attached(key.name) or may_have_spread(key.name) for key in self._rounds.own_open()):
+            return True
+        ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
+        others, contributions = ranks.members - ranks.closed, self._context.rows.attachments.contributions
+        givers = map(memory.ranks_of, contributions.cells() if others and by_late else ())
+        return any(those is not None and not those >= others for those in givers)
 
     def is_somebody_waiting(self) -> bool:
         """Return whether a rank outside wants to join; one member checks this, at intervals."""
         generation, membership = self.generation, self.membership
-        if generation is None or membership is None or generation.members[0] != self._context.unit.index:
+        if generation is None or membership is None or not self._speaks_in(generation):
             return False
         outside = self._context.unit.size - len(generation.members)
         if not outside or outside <= len(membership.presence.departures.ended("finished")):
             return False
-        self.attendance.check(membership.presence, generation)
+        self._report_unopened(generation)
         is_time = self._joining_poll.is_over(time.monotonic())
         return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
 
@@ -303,6 +299,77 @@ class Participation:
         if generation is None or membership is None or not self._broken_poll.is_over(time.monotonic()):
             return False
         return membership.generations.is_broken(generation)
+
+    # The end of a generation
+
+    def end_rounds(self) -> None:
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+    def recover(self, generation: Generation) -> Generation:
+        closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
+        within = grace(self._context.limits, self._context.unit)
+        return self.joined.regroup(generation, self._checkpoint, within, closed)
+
+    def admit(self, generation: Generation) -> Generation:
+        """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
+        membership = self.joined
+        if self._speaks_in(generation):
+            ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self.kept))
+            state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
+            return membership.admit(generation, self._checkpoint, state)
+        generations, within = membership.generations, self._context.limits.peer_timeout
+        return membership.until(lambda: generations.following(generation), within) or self.recover(generation)
+
+    def leave(self, *, delivered: bool, is_closed: bool) -> None:
+        """Announce that this rank leaves, after the last round of all (`is_closed`) or before it: see `Membership`."""
+        if self.membership is None:
+            return
+        lifecycle, presence = self._context.lifecycle, self.membership.presence
+        generation = self.generation if self._rounds.table.round else None  # without a round, it may lack anybody
+        if generation is None:  # those with which there was no round until now are lost
+            with suppress(RendezvousError):
+                opened = presence.opened() - {self._context.unit.index}
+                lifecycle.lost = lifecycle.unmet = frozenset(opened - presence.departures.among(opened))
+        self._report_unopened(generation, is_end=True)
+        lifecycle.phase = Phase.LEAVING
+        with suppress(RendezvousError):  # the job is over
+            how = "failed" if lifecycle.has_failed else "finished" if delivered else "undelivered"
+            self.membership.leave(self.generation, self._checkpoint, how, is_closed=is_closed)
+
+    def _report_unopened(self, generation: Generation | None, *, is_end: bool = False) -> None:
+        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end."""
+        presence, context, within = self.joined.presence, self._context, self._context.limits.join_timeout
+        if presence.waited < (least_wait(within, context.unit) if is_end else within):
+            return
+        if self._has_checked and not is_end:
+            return
+        if not (context.rows.writes if generation is None else self._speaks_in(generation)):
+            return
+        self._has_checked, size = True, context.unit.size
+        if generation is not None and len({*generation.members, *generation.lost, *presence.departures.known}) == size:
+            return
+        try:
+            opened = presence.opened()
+        except RendezvousError:  # the store cannot be reached, so this is not known
+            return
+        self.is_only_one = len(opened) == 1
+        unopened = set(range(size)) - opened
+        if not unopened:
+            return
+        if self.is_only_one:
+            found = f"no other rank has opened a session, so the run has rank {context.rank}'s own numbers"
+        else:
+            others = f"{self._named(unopened)} {'has' if len(unopened) == 1 else 'have'}"
+            found = f"{others} not opened a session, so the run has the numbers of the other ranks"
+        context.warn(
+            UNOPENED,
+            f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
+            "numbers, pass reduce=None.",
+        )
+
+    # Alone
 
     def was_awaited(self) -> bool:
         """Return whether the others have given this rank up: it took part, here or before this session, or is late."""
@@ -313,8 +380,17 @@ class Participation:
             return self._context.unit.index in presence.before()
         return False
 
-    def be_alone(self) -> None:
+    def continue_alone(self, *, is_closed: bool = False) -> None:
+        """Switch to rounds of this rank only; the others are missing, unless the last round of all is over."""
+        self.end_rounds()
         unit, membership, generation = self._context.unit, self.membership, self.generation
+        self.group, self._members = Group(), (unit.index,)
+        if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
+            self._rounds.side_data.axes = self._context.rows.axes()
+        if self._context.rows.writes:  # what an exchange that broke has not merged
+            self._exchange(self.group, self._due)
+        if is_closed:
+            return
         others = set(range(unit.size))
         if membership is not None and generation is not None:
             presence = membership.presence
@@ -323,10 +399,3 @@ class Participation:
             with suppress(RendezvousError):  # then it is not known who has opened a session
                 others = membership.presence.opened()
         self._rounds.resize([unit.index], others - {unit.index})
-
-    @property
-    def joined(self) -> Membership:
-        """The membership, once there is a store."""
-        if self.membership is None:
-            raise RuntimeError("there is no store yet")
-        return self.membership

@@ -20,7 +20,7 @@ from simulation import Store, World, simulated
 from units import PatientExchange, Ranks
 
 from dist_wandb.exchange import transport
-from dist_wandb.exchange.membership.generations import Checkpoint
+from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.transport import Group
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.reduction import DEGRADED
@@ -88,13 +88,14 @@ class Job:
             self.alone.add(rank)
             go()
 
-        def catching_up(checkpoint: Checkpoint) -> bool:
-            self.behind += checkpoint.round == rounds.table.round + 1
-            return catch_up(checkpoint)
+        def catching_up(generation: Generation) -> bool:
+            before, is_closed = rounds.table.round, catch_up(generation)
+            self.behind += rounds.table.round - before
+            return is_closed
 
-        cycle = exchange._worker.cycle
-        catch_up, cycle.catch_up = cycle.catch_up, catching_up  # type: ignore[method-assign]
-        go, exchange._worker._continue_alone = exchange._worker._continue_alone, continuing_alone  # type: ignore[method-assign]
+        participation = exchange.participation
+        catch_up, participation.catch_up = participation.catch_up, catching_up  # type: ignore[method-assign]
+        go, exchange._continue_alone = exchange._continue_alone, continuing_alone  # type: ignore[method-assign]
         rounds.unpack, rounds.put_back = unpacking, putting_back  # type: ignore[method-assign, assignment]
         for step, names, pause in rows:
             self.world.pause(pause)
