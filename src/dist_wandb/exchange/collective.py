@@ -3,8 +3,8 @@
 On the user's threads, no collective takes place, and only `flush` and `close` wait for ranks, for a limited time.
 
 The thread reads what was logged until the next round is due (`Turns`; `Pacer` has its patience), makes calls of it
-(`Rows.posting`), takes part in a round (offer, choose, reduce) of the ranks that are in its generation
-(`Participation`), and writes the rows that this finishes (`Rows.writing`). All of these share a `Context`.
+(`Rows`), takes part in a round (offer, choose, reduce) of the ranks that are in its generation (`Participation`), and
+writes the rows that this finishes (`Writing`). All of these share a `Context`.
 
 Its phases are in `interface`. It goes from generation to generation of `membership`: it enters one, forms a group, and
 goes through rounds until all ranks close, a member breaks off, or a rank wants to join.

@@ -96,7 +96,7 @@ class DirectExchange(Exchange):
         if self._is_free and contribution.has_arrived():
             self._writing_thread = threading.get_ident()
             try:
-                self._rows.posting.write_own(contribution)
+                self._rows.write_own(contribution)
             finally:
                 self._writing_thread = None
             return
@@ -206,7 +206,7 @@ class DirectExchange(Exchange):
     def _write(self, contribution: Contribution) -> None:
         """Write a row, or end the one that is left open. Never raises."""
         try:
-            self._rows.posting.write_own(contribution)
+            self._rows.write_own(contribution)
         except Exception as error:  # noqa: BLE001  # one row must not end the others
             self._rows.writer.lost["that W&B refused"] += len(contribution.metrics)
             message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"

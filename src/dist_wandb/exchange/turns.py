@@ -189,7 +189,7 @@ class Turns:
             while self.computing and self.computing[0].is_ready():
                 has_found, contribution = True, self.computing.popleft()
                 try:
-                    self._context.rows.posting.post(contribution, self._rounds, time.monotonic())
+                    self._context.rows.post(contribution, self._rounds, time.monotonic())
                 except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
                     self._context.rows.writer.lost["that could not be processed"] += len(contribution.metrics)
                     _log.exception(
@@ -274,7 +274,7 @@ class Turns:
             elif self.flushes:
                 rounds.intent = Intent.PAUSING
             if rounds.intent is not Intent.OPEN:
-                self._context.rows.posting.end_row(rounds.outbox)
+                self._context.rows.end_row(rounds.outbox)
         if self.backlog > limits.max_pending_rows:
             self._context.warn(
                 "outbox",

@@ -128,7 +128,7 @@ def test_a_metric_that_fails_alone_does_not_affect_the_rest_of_the_row(caplog: p
     unit = Unit(1)
     for _ in range(2):
         values = {"curve": take_snapshot(torchmetrics.AUROC("binary")), "loss": 0.5}
-        unit.ranks[0].posting.write_own(Contribution(values, None))
+        unit.ranks[0].write_own(Contribution(values, None))
     assert [row["loss"] for row in unit.written] == [0.5, 0.5]
     assert not any("curve" in row for row in unit.written)
     (message,) = caplog.messages

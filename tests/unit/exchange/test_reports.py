@@ -125,7 +125,7 @@ def test_rows_that_cannot_be_kept_for_the_rank_that_writes_are_reported_and_coun
     rank = Participation(reports, rounds, Pacer(reports.limits, now))
     rank.kept.extend([Row(("loss",), (0,), 0, 0, lanes_of([number_of(1.0)]), {}, (1,))] * 20)
     rank.continue_alone()
-    reports.rows.posting.post(Contribution({"loss": 1.0}, 7, x=7), rounds, now)
+    reports.rows.post(Contribution({"loss": 1.0}, 7, x=7), rounds, now)
     for _ in range(3):
         rank.round()
     what = "more than 20 rows wait on rank 1 for the rank that writes them, which is away: the oldest are lost"

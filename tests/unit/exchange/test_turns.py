@@ -71,8 +71,8 @@ class Rank(Turns):
 
 def context_of(lifecycle: Lifecycle, post: Callable[[Contribution], None] = lambda _: None) -> Any:
     writing = SimpleNamespace(end_row=lambda: None, due=0)
-    posting = SimpleNamespace(end_row=lambda _: None, post=lambda contribution, *_: post(contribution))
-    return SimpleNamespace(lifecycle=lifecycle, limits=LIMITS, rows=SimpleNamespace(writing=writing, posting=posting))
+    posting = {"end_row": lambda _: None, "post": lambda contribution, *_: post(contribution)}
+    return SimpleNamespace(lifecycle=lifecycle, limits=LIMITS, rows=SimpleNamespace(writing=writing, **posting))
 
 
 @pytest.fixture
