@@ -217,14 +217,14 @@ class Participation:
         plan = self._rounds.plan(offers)
         packed = plan.pack()
         sums, maxima = group.reduce(*packed) if any(packed) else packed
-        contributions = self._context.rows.attachments.contributions
-        if contributions.bytes_sent:
-            contributions.passed()
+        attachments = self._context.rows.attachments
+        if attachments.bytes_sent:
+            attachments.passed()
         outcome = self._unpack(Checkpoint(table.round + 1, offers, sums, maxima), plan)
         self._exchange(group, self._due)
         self.write_due()
         # the end of the next round, which releases what is not kept for late ranks, should come at once
-        return replace(outcome, more=True) if contributions.bytes_sent > 2 * MOST_KEPT else outcome
+        return replace(outcome, more=True) if attachments.bytes_sent > 2 * MOST_KEPT else outcome
 
     def _unpack(self, checkpoint: Checkpoint, plan: Plan | None = None) -> Outcome:
         plan = plan or self._rounds.plan(checkpoint.offers)
@@ -278,8 +278,8 @@ class Participation:
         if any(is_attached(key.name) or may_have_spread(key.name) for key in self._rounds.own_open()):
             return True
         ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
-        others, contributions = ranks.members - ranks.closed, self._context.rows.attachments.contributions
-        givers = map(memory.ranks_of, contributions.cells() if others and by_late else ())
+        others, attachments = ranks.members - ranks.closed, self._context.rows.attachments
+        givers = map(memory.ranks_of, attachments.cells() if others and by_late else ())
         return any(those is not None and not those >= others for those in givers)
 
     def is_somebody_waiting(self) -> bool:

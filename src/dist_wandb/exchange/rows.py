@@ -17,7 +17,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions, FusedGathers
+from dist_wandb.exchange.attachments import ATTACHED, Attachments, FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Call, Names, Outbox, series_of
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
@@ -208,11 +208,8 @@ class Rows:
         self.act = act
         self.first: int | None = first if counts else None
         self.reductions: Reductions = Reductions(reduce)
-        contributions = Contributions(rank, writer.lost)
-        metrics = FusedMetrics(contributions, merges=self.writes)
-        gathers = FusedGathers(contributions, merges=self.writes)
-        by_type = {Snapshot: metrics, Gathered: gathers}
-        self.attachments: Attachments = Attachments(contributions, by_type)
+        kinds = {Snapshot: FusedMetrics, Gathered: FusedGathers}
+        self.attachments: Attachments = Attachments(rank, writer.lost, kinds, merges=self.writes)
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
         self.writing: Writing = Writing(self)
         self._per_rank = per_rank
