@@ -130,7 +130,7 @@ class Participation:
             else:
                 self.kept.extend(decoded(state["unwritten"]))
             presence.global_ranks.update(state["ranks"])
-        presence.departures.known.update(generation.gone)
+        presence.gone.update(generation.gone)
         before, self.generation = self.generation, generation
         self._rounds.resize(generation.members, self._report_absent(before, generation))
         self._has_primary = PRIMARY in generation.members
@@ -152,7 +152,7 @@ class Participation:
         absent = presence.absent(generation)
         missing = absent if before is None else absent & set(before.members)
         lifecycle, members = context.lifecycle, set(generation.members)
-        lifecycle.lost = (lifecycle.lost | missing) - members - presence.departures.ended("finished", "undelivered")
+        lifecycle.lost = (lifecycle.lost | missing) - members - presence.ended("finished", "undelivered")
         reasons: dict[str, list[int]] = {}
         for index in sorted(missing):
             reasons.setdefault(self._why_absent(index, before, generation), []).append(index)
@@ -167,7 +167,7 @@ class Participation:
 
     def _why_absent(self, index: int, before: Generation | None, generation: Generation) -> str:
         presence, where = self.joined.presence, self._context.rows.writing.last_position
-        departure = presence.departures.known.get(index)
+        departure = presence.gone.get(index)
         how = None if departure is None else departure.how
         if before is None and how is None:
             waited = f"opened a session, but did not take part within {round(presence.waited, 1):g} s"
@@ -270,7 +270,7 @@ class Participation:
     def awaits_primary(self) -> bool:
         """Return whether the rank that writes is away, but may return for the values kept for it."""
         may_come = self.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
-        return may_come and not self.joined.presence.departures.is_gone(PRIMARY)
+        return may_come and not self.joined.presence.is_gone(PRIMARY)
 
     def is_awaited(self, *, by_late: bool = False) -> bool:
         """Return whether the others will request states, tables or spreads, or may, for a late rank (`by_late`)."""
@@ -288,7 +288,7 @@ class Participation:
         if generation is None or membership is None or not self._speaks_in(generation):
             return False
         outside = self._context.unit.size - len(generation.members)
-        if not outside or outside <= len(membership.presence.departures.ended("finished")):
+        if not outside or outside <= len(membership.presence.ended("finished")):
             return False
         self._report_unopened(generation)
         is_time = self._joining_poll.is_over(time.monotonic())
@@ -331,7 +331,7 @@ class Participation:
         if generation is None:  # those with which there was no round until now are lost
             with suppress(RendezvousError):
                 opened = presence.opened() - {self._context.unit.index}
-                lifecycle.lost = lifecycle.unmet = frozenset(opened - presence.departures.among(opened))
+                lifecycle.lost = lifecycle.unmet = frozenset(opened - presence.gone_among(opened))
         self._report_unopened(generation, is_end=True)
         lifecycle.phase = Phase.LEAVING
         with suppress(RendezvousError):  # the job is over
@@ -348,7 +348,7 @@ class Participation:
         if not (context.rows.writes if generation is None else self._speaks_in(generation)):
             return
         self._has_checked, size = True, context.unit.size
-        if generation is not None and len({*generation.members, *generation.lost, *presence.departures.known}) == size:
+        if generation is not None and len({*generation.members, *generation.lost, *presence.gone}) == size:
             return
         try:
             opened = presence.opened()
@@ -394,7 +394,7 @@ class Participation:
         others = set(range(unit.size))
         if membership is not None and generation is not None:
             presence = membership.presence
-            others = {*generation.members, *presence.absent(generation)} - presence.departures.ended("finished")
+            others = {*generation.members, *presence.absent(generation)} - presence.ended("finished")
         elif membership is not None:
             with suppress(RendezvousError):  # then it is not known who has opened a session
                 others = membership.presence.opened()

@@ -369,7 +369,7 @@ def test_checking_for_departed_ranks_reads_one_key() -> None:
     before = job.begin()
     counted = job.counts.of(0)
     for _ in range(5):
-        assert job.rank(0).presence.departures.among(before.members) == set()
+        assert job.rank(0).presence.gone_among(before.members) == set()
         assert not job.rank(0).has_ended(before)
     assert job.counts.of(0) - counted == 10
 

@@ -245,7 +245,7 @@ class Membership:
         summaries = self.generations.summaries(generation)
         is_first = summaries.append([self._unit.index, checkpoint.round]) == 1
         self.generations.mark_broken(generation)  # afterwards: who found it broken knows best whom to wait for
-        departures, read = self.presence.departures, dict[int, int]()
+        presence, read = self.presence, dict[int, int]()
 
         def claimed() -> Generation | None:
             following = self.generations.following(generation)
@@ -253,17 +253,17 @@ class Membership:
 
         def are_complete() -> bool:
             read.update(dict(summaries.read_new()))
-            gone = departures.among(generation.members) | self.forming.missing
+            gone = presence.gone_among(generation.members) | self.forming.missing
             return (read.keys() | gone).issuperset(generation.members)
 
         def claim() -> Generation:
             """Claim it with the members that have published their last round and are not gone."""
             are_complete()  # reads new summaries
-            known = {**read, **departures.rounds.get(generation.number, {}), **read}  # if equal, one that is here
+            known = {**read, **presence.last_rounds.get(generation.number, {}), **read}  # if equal, one that is here
             source = max(known, key=known.__getitem__)
-            members = tuple(sorted(read.keys() - departures.known.keys()))
-            finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
-            departures.known.update({one: Departure("finished", self.presence.global_rank(one)) for one in finished})
+            members = tuple(sorted(read.keys() - presence.gone.keys()))
+            finished = set(closed) & set(generation.members) - set(members) - presence.gone.keys()
+            presence.gone.update({one: Departure("finished", presence.global_rank(one)) for one in finished})
             following = Generation(generation.number + 1, members, (), known[source], source)
             return self.claim(following, generation)
 
@@ -272,14 +272,14 @@ class Membership:
 
     def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
-        members, departures = generation.members, self.presence.departures
+        members, presence = generation.members, self.presence
         known = {*generation.lost} if before is None else {*generation.lost, *before.lost, *before.members}
         nodes = {} if before is None else dict(zip(before.members, before.nodes, strict=False))
         nodes.update(self.presence.nodes)
-        lost = tuple(sorted(known - set(members) - departures.known.keys()))
+        lost = tuple(sorted(known - set(members) - presence.gone.keys()))
         on_nodes = tuple(nodes.get(member, -1) for member in members)
-        claimed = self.generations.claim(replace(generation, lost=lost, gone=departures.known, nodes=on_nodes))
-        if departures.among(claimed.members):
+        claimed = self.generations.claim(replace(generation, lost=lost, gone=presence.gone, nodes=on_nodes))
+        if presence.gone_among(claimed.members):
             self.generations.mark_broken(claimed)
         return claimed
 
@@ -317,7 +317,7 @@ class Membership:
         return following
 
     def has_ended(self, generation: Generation) -> bool:
-        return self.presence.departures.are_gone(generation.members)
+        return self.presence.are_gone(generation.members)
 
     def joining(self, generation: Generation) -> set[int]:
         if generation.number not in self._join_requests:
@@ -336,7 +336,7 @@ class Membership:
         number = None if generation is None else generation.number
         if generation is not None:
             self.generations.publish_checkpoint(generation, checkpoint)
-        self.presence.departures.leave(how, number, checkpoint.round)
+        self.presence.leave(how, number, checkpoint.round)
         left = generation or self.generations.get(0)
         while left is not None:  # also later generations of which it became a member without noticing
             if self._unit.index in left.members and not (is_closed and left is generation):
