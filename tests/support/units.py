@@ -86,9 +86,9 @@ class UnitExchange(CollectiveExchange):
         """End as a killed process does: without a last round, and with lost connections."""
         if not notice:  # nor does it publish that it is gone
             self.participation.leave = lambda *_, **__: None  # type: ignore[method-assign]
-        self._lifecycle.has_failed = True
+        self.lifecycle.has_failed = True
         self._ask(stop=True)
-        assert self._lifecycle.ended.wait(SOON)
+        assert self.lifecycle.ended.wait(SOON)
 
 
 class PatientExchange(UnitExchange):

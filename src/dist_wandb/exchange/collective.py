@@ -64,7 +64,7 @@ class CollectiveExchange(Exchange):
             hold=2 * limits.linger,
             hold_of_part=limits.peer_timeout / 3,
         )
-        self._context = Context(unit, limits, rows, self._lifecycle)
+        self._context = Context(unit, limits, rows, self.lifecycle)
         if not hooks.names_unopened:
             self._context.is_first(UNOPENED)
         self.turns: Turns = Turns(self._context, self.rounds)
@@ -83,7 +83,7 @@ class CollectiveExchange(Exchange):
         super().start()
 
     def put(self, contribution: Contribution) -> None:
-        if self._lifecycle.phase is not _BROKEN:
+        if self.lifecycle.phase is not _BROKEN:
             self.turns.put(contribution)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
@@ -97,7 +97,7 @@ class CollectiveExchange(Exchange):
         """End the exchange: a rank that writes waits for all others, any other rank until everything is delivered."""
         if self._is_foreign:
             return True
-        lifecycle, participation = self._lifecycle, self.participation
+        lifecycle, participation = self.lifecycle, self.participation
         lifecycle.has_failed = lifecycle.has_failed or failed
         limit = waiting_time(self._limits, timeout, failed=failed)
         self._late_from = time.monotonic() + limit / 2
@@ -123,7 +123,7 @@ class CollectiveExchange(Exchange):
 
     def _await_end(self, ended: threading.Event, limit: float) -> bool:
         """Wait until the limit; until the ranks have met, after a failure: for no longer than without `finish`."""
-        lifecycle, most = self._lifecycle, time.monotonic() + WITHOUT_FINISH
+        lifecycle, most = self.lifecycle, time.monotonic() + WITHOUT_FINISH
         deadline = time.monotonic() + limit  # without the time in which the rank that writes opens its run
         while not ended.wait(min(_POLL_INTERVAL, max(0.0, deadline - time.monotonic()))):
             if self.participation.generation:
@@ -138,7 +138,7 @@ class CollectiveExchange(Exchange):
         return True
 
     def _stop_at_exit(self, within: float, *, failed: bool) -> None:
-        lifecycle, deadline = self._lifecycle, time.monotonic() + within
+        lifecycle, deadline = self.lifecycle, time.monotonic() + within
         if not failed:  # ranks that are behind have yet to request what belongs to this rank's values
             while lifecycle.is_needed and time.monotonic() < deadline and not lifecycle.ended.wait(_POLL_INTERVAL):
                 pass
@@ -153,7 +153,7 @@ class CollectiveExchange(Exchange):
     @property
     def is_only_one(self) -> bool:
         """Whether the exchange has ended without any other rank having opened a session."""
-        return self.participation.is_only_one and self._lifecycle.ended.is_set()
+        return self.participation.is_only_one and self.lifecycle.ended.is_set()
 
     def _wake(self, flush: Flush | None = None) -> None:
         self.turns.wake(flush)
@@ -167,7 +167,7 @@ class CollectiveExchange(Exchange):
         try:
             self._write_rest(interrupt)
         finally:
-            self._rows.writing.is_over = not self._lifecycle.ended.is_set()
+            self._rows.writing.is_over = not self.lifecycle.ended.is_set()
 
     # On the thread
 
@@ -196,7 +196,7 @@ class CollectiveExchange(Exchange):
             self._write_last(is_closed=is_closed)
             # other messages appear once for many values
             report_lost(self._rank, self._rows.writer.lost)
-            self._lifecycle.end()
+            self.lifecycle.end()
             self.turns.answer(list(self.turns.flushes))
             # releases the store: in reference cycles, its connections would stay open until garbage collection
             self.participation.membership = None
@@ -207,14 +207,14 @@ class CollectiveExchange(Exchange):
         """Go through generations until all participating ranks have closed and all their values are finished."""
         hooks = self._hooks
         generation: Generation | None = None
-        has_rows = lambda: self.turns.puts > 0 and not self._lifecycle.has_failed  # noqa: E731
+        has_rows = lambda: self.turns.puts > 0 and not self.lifecycle.has_failed  # noqa: E731
         patience = min(self._limits.peer_timeout, self._limits.flush_timeout / 2)
         situation = Situation(hooks, self.turns.is_due, patience, has_rows)
         try:
             generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
         except Moved as moved:
             if hooks.move is not None:
-                self._lifecycle.phase = Phase.MOVING
+                self.lifecycle.phase = Phase.MOVING
                 hooks.move(self._context.unit.global_rank_of(moved.primary))
         while generation is not None:
             generation = self._go_through(generation)
@@ -236,13 +236,13 @@ class CollectiveExchange(Exchange):
             _log.debug("dist_wandb: %s broke on rank %d: %s", generation, self._rank, str(error))
             is_broken = True
         participation.end_rounds()
-        if is_broken and self._lifecycle.is_stopped:
+        if is_broken and self.lifecycle.is_stopped:
             raise Stopped
         return participation.recover(generation) if is_broken else participation.admit(generation)
 
     def _round(self) -> Outcome:
         self._await_turn()
-        lifecycle, rounds = self._lifecycle, self.rounds
+        lifecycle, rounds = self.lifecycle, self.rounds
         if lifecycle.is_stopped:
             raise Stopped
         table, oldest = rounds.table, next(rounds.table.unwritten(), None) if rounds.table.open else None
@@ -273,19 +273,19 @@ class CollectiveExchange(Exchange):
         self.rounds.side_data.axes = self._rows.axes()
 
     def _gives_up_waiting(self) -> bool:
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         is_new = self.participation.generation is None and not self._rows.writes
         return lifecycle.is_stopped or (lifecycle.is_closing and is_new and not self.turns.puts)
 
     def _should_abort(self) -> bool:
-        if self._lifecycle.is_stopped:
+        if self.lifecycle.is_stopped:
             return True
         is_held_up = self.participation.group is not None and self.turns.pacer.is_held_up(time.monotonic())
         is_full = is_held_up and self.turns.backlog > self._limits.max_pending_rows
         return is_full or self.participation.is_broken()
 
     def _continue_alone(self) -> None:
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         lifecycle.phase = Phase.ALONE
         if self.participation.keeps_rows:
             self._may_have_lost(len(self.participation.kept), self.participation.kept_after)
@@ -313,7 +313,7 @@ class CollectiveExchange(Exchange):
                 break
 
     def _may_have_lost(self, rows: int, kept_after: str = "") -> None:
-        self._lifecycle.may_have_lost = True
+        self.lifecycle.may_have_lost = True
         if not self._context.has("lost"):
             has_begun = self.participation.generation is not None  # so the primary has opened its run
             is_certain = has_begun or self._hooks.move is None or self.participation.membership is None
@@ -328,7 +328,7 @@ class CollectiveExchange(Exchange):
             while not writing.is_over and self.turns.drain(_LAST_WAIT if self.turns.computing else 0.0):
                 pass
             if self.turns.computing:
-                self._lifecycle.unwritten += len(self.turns.computing)
+                self.lifecycle.unwritten += len(self.turns.computing)
                 self._context.not_computed(len(self.turns.computing))
             self.rounds.intent = Intent.CLOSING
             self._write_all()

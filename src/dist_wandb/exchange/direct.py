@@ -109,7 +109,7 @@ class DirectExchange(Exchange):
                     "has stalled. Further rows are lost until it continues. See max_pending_rows.",
                 )
                 self._dropped += 1
-                self._lifecycle.unwritten += 1
+                self.lifecycle.unwritten += 1
                 return
             time.sleep(DEVICE_POLL_INTERVAL)
         self._hand_over(contribution)
@@ -143,7 +143,7 @@ class DirectExchange(Exchange):
         """Flush, write all rows even if other writers are missing, and end the thread; see `Exchange.close`."""
         if self._is_foreign:
             return True
-        lifecycle, interrupt = self._lifecycle, None
+        lifecycle, interrupt = self.lifecycle, None
         lifecycle.has_failed = failed
         try:
             if not failed:
@@ -165,7 +165,7 @@ class DirectExchange(Exchange):
                 f"{self._dropped} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, "
                 "or a device has not computed their values. The run ends as failed.",
             )
-        return self._thread in self._unstarted or not (self.unwritten or any(self._rows.writer.lost.values()))
+        return self._thread in self._unstarted or not (lifecycle.unwritten or any(self._rows.writer.lost.values()))
 
     def _left(self) -> int:
         return sum(isinstance(item, Contribution) for item in self._waiting.copy())
@@ -173,7 +173,7 @@ class DirectExchange(Exchange):
     # On the thread
 
     def _run(self) -> None:
-        lifecycle, has_all_writers = self._lifecycle, self._has_all_writers
+        lifecycle, has_all_writers = self.lifecycle, self._has_all_writers
         until, most = time.monotonic() + self._limits.join_timeout, self._limits.max_pending_rows
         try:
             while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
@@ -247,14 +247,14 @@ class WatchingExchange(Exchange):
         if self._writes and self._dropped:
             message = "dist_wandb: %d rows of rank %d are lost: see max_pending_rows. The run ends as failed."
             _log.warning(message, self._dropped, self._rank)
-            successor._lifecycle.unwritten += self._dropped  # noqa: SLF001  # of this base class
+            successor.lifecycle.unwritten += self._dropped
             self._dropped = 0
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Wait until it is certain which rank writes the run; no longer than a heartbeat if the process has failed."""
         if self._is_foreign:
             return True
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         lifecycle.has_failed = failed
         self._ask()
         is_set_within(lifecycle.ended, waiting_time(self._limits, timeout, failed=failed), lambda: False)
@@ -268,10 +268,10 @@ class WatchingExchange(Exchange):
         return has_ended and lifecycle.has_kept_all
 
     def _is_stopped(self) -> bool:
-        return (self._lifecycle.is_closing and not self._kept) or self._lifecycle.is_stopped
+        return (self.lifecycle.is_closing and not self._kept) or self.lifecycle.is_stopped
 
     def _run(self) -> None:
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         try:
             hooks, store, unit, primary = self._hooks, self._hooks.find(), self._unit, None
             has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
