@@ -212,8 +212,9 @@ class Participation:
         if group is None:
             raise RuntimeError("a round needs a group")
         offered = group.tally(self._rounds.offer(time.monotonic(), regroup=regroup))
-        members = self._members
-        offers = {offer: frozenset([members[one] for one in those]) for offer, those in offered.items()}
+        offers: dict[bytes, frozenset[int]] = {}
+        for offer, those in offered.items():
+            offers[offer] = frozenset(map(self._members.__getitem__, those))
         plan = self._rounds.plan(offers)
         packed = plan.pack()
         sums, maxima = group.reduce(*packed) if any(packed) else packed

@@ -174,7 +174,9 @@ class Rounds:
         """
         names, known = list(self.table.names), dict[bytes, list[Block]]()
         data_of = dict(zip(offers.values(), offers, strict=True))
-        found = {ranks: Offer.decoded(data_of[ranks], names, known) for ranks in sorted(data_of, key=min)}
+        found: dict[Ranks, Offer] = {}
+        for ranks in sorted(data_of, key=min):
+            found[ranks] = Offer.decoded(data_of[ranks], names, known)
         return Plan(self.table, found, self._rank, self.outbox.offered)
 
     def unpack(self, plan: Plan, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
@@ -182,8 +184,7 @@ class Rounds:
         table, waiting, taken = self.table, plan.waiting, plan.party.taken if plan.party else 0
         table.round += 1
         table.told.clear()
-        _learn(table, plan.offers, self.side_data.paths)
-        rows, places = plan.apply(sums, maxima)
+        rows, places = plan.apply(sums, maxima, self.side_data.paths)
         calls, own_rows, late = self.outbox.take(taken), list[tuple[int, Row]](), list[Key]()
         first = table.serial - len(plan.chosen) + 1  # serial of the first of these calls
         for place, one in enumerate(plan.chosen):
@@ -286,22 +287,6 @@ class Rounds:
     def own_open(self) -> Iterable[Key]:
         """Yield the cells of open rows to which this rank has contributed."""
         return (key for key in self.table.unwritten() if self._rank in self.table.cells[key].ranks)
-
-
-def _learn(table: Table, offers: Mapping[Ranks, Offer], paths: dict[str, tuple[str, ...]]) -> None:
-    """Learn what the ranks have told: new names, x axes, whose order proves nothing, and counts."""
-    for ranks, offer in offers.items():
-        for path in offer.new_names:
-            name = ".".join(path)
-            if len(path) > 1:
-                paths.setdefault(name, tuple(path))
-            table.names.setdefault(name, len(table.names))
-        table.axes.update(dict.fromkeys(offer.new_axes))
-        if offer.interleaved:
-            table.ranks.interleaved |= ranks
-            table.ranks.version += 1
-        for name, count in offer.counts.items():
-            table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
 
 
 _TUPLES = {kind.__name__: kind for kind in (Key, Known, Number, Row)}
