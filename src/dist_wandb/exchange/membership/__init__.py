@@ -4,7 +4,7 @@ A generation is a period in which the same ranks, its members, take part in all 
 of them. All claims are made by compare-and-set. The first claim counts, so all ranks read the same members.
 
 - *First.* Ranks publish their arrival in the store. The last one to arrive claims generation 0 for all. Otherwise a
-  rank that is elected after `join_timeout` claims it with those that have arrived (`Beginning`).
+  rank that is elected after `join_timeout` claims it with those that have arrived (`arrive`).
 - *Not here.* A rank publishes immediately that it has opened a session (`publish_opened`). Others are not waited for,
   and do not count as missing: `init` may be called under ``if rank == 0``. Rank 0 claims the generation if all ranks
   that have opened a session have arrived, and for 2 s no further one has; if it is the only one, once it has something
@@ -92,99 +92,6 @@ class Situation:
     watches: bool = False  # whether it only waits until it is certain which rank writes: there is no exchange
 
 
-class Beginning:
-    """One rank's wait for the first generation; `within` some seconds for ranks that have opened a session."""
-
-    def __init__(self, membership: Membership, unit: Unit, within: float, situation: Situation) -> None:
-        self._membership = membership
-        self._presence = membership.presence
-        self._unit = unit
-        self._within = within
-        self._situation = situation
-        self._is_last = self._presence.arrive()
-        self._counts, self._changed = (0, 0), self._presence.began  # of ranks that have come; since when
-        self._over_check, self._check = (Interval(_CHECK_INTERVAL, unit.size) for _ in range(2))
-
-    def is_urgent(self) -> bool:
-        """Return whether to check at once whether it is this rank that has to claim the generation."""
-        return (self._is_first or self._situation.hooks.move is not None) and self._situation.is_due()
-
-    def first(self) -> Generation | None:
-        """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time.
-
-        Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary; to a
-        rank that only watches, in any case.
-        """
-        try:
-            is_here = self._situation.watches and self._presence.has_primary()
-            found = self._membership.generations.get(0)  # it counts also if rank 0 has come since
-            if found is None and is_here:
-                raise Moved(0)
-            found = found or self._claimed()
-        except RendezvousError:
-            if not self._situation.hooks.move or not self._presence.stand_in:
-                raise
-            raise Moved(self._presence.stand_in) from None
-        if found is not None and not found.members and found.source is not None:
-            raise Moved(found.source)
-        return found
-
-    def _claimed(self) -> Generation | None:
-        now, presence, situation = time.monotonic(), self._presence, self._situation
-        if self._over_check.is_over(now):
-            if not self._is_first and (failure := situation.hooks.failure()):
-                raise Over(failure)
-            if situation.hooks.is_over() and (situation.watches or not presence.present() - {self._unit.index}):
-                raise Over
-            if situation.hooks.move:
-                presence.choose_stand_in(self._within)
-        if (self._is_last and len(presence.arrived()) == self._unit.size) or (self._is_first and self._is_complete()):
-            return self._claim(())
-        is_late = presence.waited >= self._within
-        ends_without_primary = situation.hooks.move and not self._is_first and situation.is_due()
-        if not (is_late or ends_without_primary) or not self._check.is_over(now):
-            return None
-        if not self._is_first and situation.hooks.is_opening():
-            return None
-        if is_late:
-            return self._membership.elected(0, self._claim_late)
-        if presence.waited < least_wait(self._within, self._unit):
-            return None
-        is_lowest = self._unit.index == min(presence.present(), default=None)
-        return self._claim_late() if is_lowest and 0 not in presence.opened() else None
-
-    @property
-    def _is_first(self) -> bool:
-        return self._unit.index == 0
-
-    def _is_complete(self) -> bool:
-        """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
-        is_due = self._situation.is_due()  # first: a rank that opened its session before this one ended is counted
-        counts = self._presence.counts()
-        if counts != self._counts:
-            self._counts, self._changed = counts, time.monotonic()
-        if time.monotonic() - self._changed < least_wait(self._within, self._unit):
-            return False
-        if not (counts[0] > 1 or is_due):
-            return False
-        opened, arrived = self._presence.opened(), self._presence.arrived()
-        if len(opened) < counts[0] or not opened <= arrived:  # fewer if a rank is about to set its entry
-            return False
-        return self._presence.waited >= self._situation.patience or self._presence.before() <= arrived
-
-    def _claim_late(self) -> Generation:
-        opened, lowest = self._presence.opened(), min(self._presence.present(), default=0)
-        if self._situation.hooks.move and 0 not in opened and lowest:
-            return self._membership.generations.claim(Generation(0, (), source=lowest))
-        if self._situation.watches:
-            raise Moved(0)
-        return self._claim(opened)
-
-    def _claim(self, opened: Collection[int]) -> Generation:
-        present = tuple(sorted(self._presence.present()))
-        return self._membership.claim(Generation(0, present, lost=(*opened, *self._presence.before())))
-
-
 class Membership:
     """One rank's part in the agreement on members.
 
@@ -206,22 +113,101 @@ class Membership:
         self._is_stopped = is_stopped
         self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
-    def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # immutable
-        """Arrive, and wait for the first generation; this rank may be no member. Raises as `Beginning.first`.
+    # The first generation
 
-        If this rank waits no longer, it moves with what it has to write, unless rank 0 may still come.
+    def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # immutable
+        """Arrive, and wait for the first generation, `within` some seconds for ranks that have opened a session.
+
+        This rank may be no member. Raises Over if there is no rank left to wait for, and Moved if another rank, or this
+        one, is the primary; to a rank that only watches, in any case. If this rank waits no longer, it moves with what
+        it has to write, unless rank 0 may still come.
         """
-        beginning, ranks = Beginning(self, self._unit, within, situation), self._unit.size
+        hooks, ranks = situation.hooks, self._unit.size
+        self._within, self._situation = within, situation
+        self._is_last = self.presence.arrive()
+        self._counts, self._changed = (0, 0), self.presence.began  # of ranks that have come; since when
+        self._over_check, self._check = (Interval(_CHECK_INTERVAL, ranks) for _ in range(2))
+        # whether to check at once whether it is this rank that has to claim the generation
+        is_urgent = lambda: (not self._unit.index or hooks.move is not None) and situation.is_due()  # noqa: E731
         try:
-            found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
+            found = poll_until_stopped(self._first, math.inf, self._is_stopped, ranks, is_urgent)
         except Stopped:
-            may_move = self._unit.index > 0 and situation.hooks.move and situation.has_rows()
-            if may_move and not self.presence.has_primary() and not situation.hooks.is_opening():
+            may_move = self._unit.index > 0 and hooks.move and situation.has_rows()
+            if may_move and not self.presence.has_primary() and not hooks.is_opening():
                 first = self.generations.claim(Generation(0, (), source=min(self.presence.present())))
                 if first.source:
                     raise Moved(first.source) from None
             raise
         return cast("Generation", found)
+
+    def _first(self) -> Generation | None:
+        """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time."""
+        try:
+            is_here = self._situation.watches and self.presence.has_primary()
+            found = self.generations.get(0)  # it counts also if rank 0 has come since
+            if found is None and is_here:
+                raise Moved(0)
+            found = found or self._claimed_first()
+        except RendezvousError:
+            if not self._situation.hooks.move or not self.presence.stand_in:
+                raise
+            raise Moved(self.presence.stand_in) from None
+        if found is not None and not found.members and found.source is not None:
+            raise Moved(found.source)
+        return found
+
+    def _claimed_first(self) -> Generation | None:
+        now, presence, situation, is_first = time.monotonic(), self.presence, self._situation, not self._unit.index
+        if self._over_check.is_over(now):
+            if not is_first and (failure := situation.hooks.failure()):
+                raise Over(failure)
+            if situation.hooks.is_over() and (situation.watches or not presence.present() - {self._unit.index}):
+                raise Over
+            if situation.hooks.move:
+                presence.choose_stand_in(self._within)
+        if (self._is_last and len(presence.arrived()) == self._unit.size) or (is_first and self._is_complete()):
+            return self._claim_first(())
+        is_late = presence.waited >= self._within
+        ends_without_primary = situation.hooks.move and not is_first and situation.is_due()
+        if not (is_late or ends_without_primary) or not self._check.is_over(now):
+            return None
+        if not is_first and situation.hooks.is_opening():
+            return None
+        if is_late:
+            return self.elected(0, self._claim_late)
+        if presence.waited < least_wait(self._within, self._unit):
+            return None
+        is_lowest = self._unit.index == min(presence.present(), default=None)
+        return self._claim_late() if is_lowest and 0 not in presence.opened() else None
+
+    def _is_complete(self) -> bool:
+        """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
+        is_due = self._situation.is_due()  # first: a rank that opened its session before this one ended is counted
+        counts = self.presence.counts()
+        if counts != self._counts:
+            self._counts, self._changed = counts, time.monotonic()
+        if time.monotonic() - self._changed < least_wait(self._within, self._unit):
+            return False
+        if not (counts[0] > 1 or is_due):
+            return False
+        opened, arrived = self.presence.opened(), self.presence.arrived()
+        if len(opened) < counts[0] or not opened <= arrived:  # fewer if a rank is about to set its entry
+            return False
+        return self.presence.waited >= self._situation.patience or self.presence.before() <= arrived
+
+    def _claim_late(self) -> Generation:
+        opened, lowest = self.presence.opened(), min(self.presence.present(), default=0)
+        if self._situation.hooks.move and 0 not in opened and lowest:
+            return self.generations.claim(Generation(0, (), source=lowest))
+        if self._situation.watches:
+            raise Moved(0)
+        return self._claim_first(opened)
+
+    def _claim_first(self, opened: Collection[int]) -> Generation:
+        present = tuple(sorted(self.presence.present()))
+        return self.claim(Generation(0, present, lost=(*opened, *self.presence.before())))
+
+    # The following ones
 
     def elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
         """Return a generation, which an elected rank claims; if that is gone, the next elected one."""
