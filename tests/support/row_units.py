@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.contributors import Contributors, Progress
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.memory import Memory
+from dist_wandb.exchange.protocol.memory import Memory, Row
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.protocol.table import Row, Table
+from dist_wandb.exchange.protocol.table import Table
 
 SHORT, LONG = 1.0, 8.0  # seconds of patience with new names, and with ranks that usually log a name
 MOST_ROUNDS = 1000

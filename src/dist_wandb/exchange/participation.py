@@ -25,9 +25,9 @@ from dist_wandb.exchange.membership import Membership, Situation
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of, least_wait
 from dist_wandb.exchange.protocol.calls import Intent, Key, attached_among, is_attached
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds, decoded, encoded
-from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.protocol.calls import Call, Key
 from dist_wandb.exchange.protocol.lanes import NOTHING, Number, number_at, reduced_numbers
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.transport import Group
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import PLAIN

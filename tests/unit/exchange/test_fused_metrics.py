@@ -17,7 +17,7 @@ from dist_wandb.exchange.attachments import Attachments
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.framing import encode, framed

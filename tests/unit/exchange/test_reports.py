@@ -13,8 +13,8 @@ from dist_wandb.exchange.interface import Lifecycle
 from dist_wandb.exchange.participation import Participation
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.protocol.table import Row
 from dist_wandb.exchange.reports import Context, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.turns import Pacer

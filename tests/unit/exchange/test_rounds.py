@@ -21,8 +21,8 @@ from dist_wandb.exchange.protocol import plan, rounds, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
 from dist_wandb.exchange.protocol.contributors import NOBODY
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.protocol.table import Row
 
 WITHOUT_CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 WEIGHTS = [(1.0,), (0.5, 1.0, 3.0)]

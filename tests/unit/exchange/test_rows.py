@@ -20,7 +20,7 @@ from units import RecordingRun
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.devices import HostCopy, Later

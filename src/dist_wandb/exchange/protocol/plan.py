@@ -24,8 +24,8 @@ from typing import NamedTuple
 from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NO_NUMBER, NOTHING, SUMS, Lanes, Number, number_at, placed
-from dist_wandb.exchange.protocol.memory import Known, Owner, Remembered
-from dist_wandb.exchange.protocol.table import Row, Table
+from dist_wandb.exchange.protocol.memory import Known, Owner, Row
+from dist_wandb.exchange.protocol.table import Table
 
 
 class Segment(NamedTuple):
@@ -192,10 +192,7 @@ class Plan:
                 )
             if segment.lacks:
                 lacks = [segment.lacks.get(cell, NOBODY) for cell in cells]
-                givers = [ranks[cell] for cell in cells]
-                table.memory.add(
-                    Remembered((owner, first + index), *row[:4], row.axes, table.serial, givers, lacks, row.lanes)
-                )
+                table.memory.add((owner, first + index), row, [ranks[cell] for cell in cells], lacks)
             kept = () if start is None else self._calls[start + index].own
             if names or kept:
                 yield row._replace(own=[*map(itemgetter(1), kept)]) if kept else row

@@ -43,9 +43,9 @@ from typing import Any
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
 from dist_wandb.exchange.protocol.contributors import NEVER, Contributors, Patience, Progress, Ranks
 from dist_wandb.exchange.protocol.lanes import Number
-from dist_wandb.exchange.protocol.memory import Cell, Known, Memory
+from dist_wandb.exchange.protocol.memory import Cell, Known, Memory, Row
 from dist_wandb.exchange.protocol.plan import Plan
-from dist_wandb.exchange.protocol.table import Conclusion, Row, Table
+from dist_wandb.exchange.protocol.table import Conclusion, Table
 
 Offers = Mapping[bytes, Ranks]
 """What the ranks have offered: each different offer once, with the ranks that have made it."""
