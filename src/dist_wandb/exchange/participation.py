@@ -116,7 +116,7 @@ class Participation:
             if generation.follows(self.generation) and self._rounds.table.round > generation.last_round:
                 self._rounds.put_back()  # the contributions to a round that this generation's members broke off
             generation = membership.generations.latest(generation)
-            if not membership.has_ended(generation):
+            if not presence.are_gone(generation.members):
                 if self.generation is not None or context.unit.index in generation.lost:
                     context.warn("late", f"rank {context.rank} did not arrive in time, and asks to join.")
                 context.expect("late")  # the others report a rank that they have not waited for

@@ -163,8 +163,8 @@ class Membership:
                 raise Over(failure)
             if situation.hooks.is_over() and (situation.watches or not presence.present() - {self._unit.index}):
                 raise Over
-            if situation.hooks.move:
-                presence.choose_stand_in(self._within)
+            if situation.hooks.move and presence.waited >= least_wait(self._within, self._unit):
+                presence.choose_stand_in()
         if (self._is_last and len(presence.arrived()) == self._unit.size) or (is_first and self._is_complete()):
             return self._claim_first(())
         is_late = presence.waited >= self._within
@@ -284,7 +284,7 @@ class Membership:
         Waits `within` seconds for each of them, then raises RendezvousError; Over if all members are gone.
         """
         while self._unit.index not in generation.members:
-            if self.has_ended(generation):
+            if self.presence.are_gone(generation.members):
                 raise Over
             self.generations.join_requests(generation).append(self.presence.own_arrival())
             following = self.until(functools.partial(self._next_or_over, generation), within)
@@ -297,13 +297,10 @@ class Membership:
         return generation
 
     def _next_or_over(self, before: Generation) -> Generation | None:
-        following = self.generations.following(before)
-        if following is None and self.has_ended(before) and (following := self.generations.following(before)) is None:
+        is_over = self.presence.are_gone(before.members)  # before it is read: none follows then
+        if (following := self.generations.following(before)) is None and is_over:
             raise Over
         return following
-
-    def has_ended(self, generation: Generation) -> bool:
-        return self.presence.are_gone(generation.members)
 
     def joining(self, generation: Generation) -> set[int]:
         if generation.number not in self._join_requests:

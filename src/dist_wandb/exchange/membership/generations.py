@@ -231,9 +231,9 @@ class Presence:
     def before(self) -> set[int]:
         return {self._unit.ranks.index(rank) for rank in self._keys.try_get(_BEFORE) or ()}
 
-    def choose_stand_in(self, within: float) -> None:
+    def choose_stand_in(self) -> None:
         """Agree on the rank that writes if the store is gone: the first to find, after `least_wait`, no rank 0 here."""
-        if self.stand_in is None and self.waited >= least_wait(within, self._unit):
+        if self.stand_in is None:
             self.stand_in = 0 if self.has_primary() else int(self._keys.claim("stand-in", self._unit.index))
 
     def absent(self, generation: Generation) -> set[int]:
