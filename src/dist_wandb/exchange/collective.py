@@ -30,7 +30,6 @@ from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, Flush, Hooks, Phase, waiting_time
-from dist_wandb.exchange.membership import Situation
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.participation import UNOPENED, Participation
@@ -203,10 +202,8 @@ class CollectiveExchange(Exchange):
         hooks = self._hooks
         generation: Generation | None = None
         has_rows = lambda: self.turns.puts > 0 and not self.lifecycle.has_failed  # noqa: E731
-        patience = min(self._limits.peer_timeout, self._limits.flush_timeout / 2)
-        situation = Situation(hooks, self.turns.is_due, patience, has_rows)
         try:
-            generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
+            generation = self.participation.arrive(hooks, self.turns.is_due, has_rows, self._gives_up_waiting)
         except Moved as moved:
             if hooks.move is not None:
                 self.lifecycle.phase = Phase.MOVING

@@ -39,7 +39,7 @@ from dist_wandb.exchange.interface import (
     is_set_within,
     waiting_time,
 )
-from dist_wandb.exchange.membership import Membership, Situation
+from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import keys_of
 from dist_wandb.exchange.reports import report_lost
@@ -275,11 +275,11 @@ class WatchingExchange(Exchange):
         try:
             hooks, store, unit, primary = self._hooks, self._hooks.find(), self._unit, None
             has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
-            situation = Situation(hooks, lambda: lifecycle.is_closing, has_rows=has_rows, watches=True)
+            is_due = lambda: lifecycle.is_closing  # noqa: E731
             try:  # waits until it is certain which rank of the unit writes its run
                 if store is not None:
                     membership = Membership(unit, self._limits, store.beside(keys_of(unit)), self._is_stopped)
-                    membership.arrive(self._limits.join_timeout, situation)
+                    membership.arrive(self._limits.join_timeout, hooks, is_due, has_rows, watches=True)
             except Moved as moved:
                 primary = moved.primary
             except Over:

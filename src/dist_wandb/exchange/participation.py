@@ -20,8 +20,8 @@ from dataclasses import replace
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.attachments import MOST_KEPT
-from dist_wandb.exchange.interface import Phase
-from dist_wandb.exchange.membership import Membership, Situation
+from dist_wandb.exchange.interface import Hooks, Phase
+from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of, least_wait
 from dist_wandb.exchange.protocol.calls import Intent, Key, attached_among, is_attached
@@ -31,7 +31,6 @@ from dist_wandb.exchange.protocol.rounds import Outcome, Rounds, decoded, encode
 from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
-from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import Interval, TimedCaller
 
@@ -72,7 +71,7 @@ class Participation:
     # Joining
 
     def arrive(
-        self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], situation: Situation
+        self, hooks: Hooks, is_due: Callable[[], bool], has_rows: Callable[[], bool], gives_up: Callable[[], bool]
     ) -> Generation:
         """Find the job's store, and return the first generation of the unit.
 
@@ -80,7 +79,7 @@ class Participation:
         """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
         deadline = time.monotonic() + limits.join_timeout
-        while (job_store := find()) is None:
+        while (job_store := hooks.find()) is None:
             if gives_up():
                 raise Stopped
             if time.monotonic() > deadline or lifecycle.is_closing:  # a finishing rank creates no process group
@@ -95,7 +94,7 @@ class Participation:
         caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
         self.membership = Membership(unit, limits, job_store.beside(keys_of(unit), caller), gives_up)
         self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
-        return self.membership.arrive(limits.join_timeout, situation)
+        return self.membership.arrive(limits.join_timeout, hooks, is_due, has_rows)
 
     def catch_up(self, generation: Generation) -> bool:
         """Catch up with the others, who are at most one round ahead; return whether all ranks were done then."""

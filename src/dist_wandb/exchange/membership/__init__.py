@@ -17,7 +17,7 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
   0 opens the run of an enclosing session, it counts as opening this one. If the store is gone before that claim, there
   is no exchange: one rank, on which they have agreed after 2 s, writes its own rows.
 - *No exchange.* With ``reduce=None``, only rank 0 writes, and does not arrive. The others watch for it
-  (`Situation.watches`), and claim generation 0 in the same way if it has opened no session.
+  (`watches`), and claim generation 0 in the same way if it has opened no session.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
   there is a generation, the coordinator has ended its session, or the primary could not open its run.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
@@ -57,7 +57,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from dist_wandb.errors import RendezvousError
@@ -81,17 +81,6 @@ _CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ende
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
 
 
-@dataclass(frozen=True)
-class Situation:
-    """What is asked of a session that waits for the first generation, repeatedly."""
-
-    hooks: Hooks = Hooks()  # noqa: RUF009  # immutable; if they `move`, another rank may become the primary
-    is_due: Callable[[], bool] = lambda: False  # has this rank something that was logged some seconds ago, or ends it?
-    patience: float = 0.0  # seconds to wait for ranks that had the session which this one continues
-    has_rows: Callable[[], bool] = lambda: False  # has this rank, which has not failed, something that is not written?
-    watches: bool = False  # whether it only waits until it is certain which rank writes: there is no exchange
-
-
 class Membership:
     """One rank's part in the agreement on members.
 
@@ -110,29 +99,38 @@ class Membership:
         self.generations: GenerationStore = GenerationStore(keys, unit.index)
         self.forming: Forming = Forming(unit, limits, keys, self.generations, self.presence.global_rank, is_stopped)
         self._unit = unit
+        self._limits = limits
         self._is_stopped = is_stopped
         self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
     # The first generation
 
-    def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # immutable
+    def arrive(
+        self,
+        within: float,
+        hooks: Hooks = Hooks(),  # noqa: B008  # immutable; if they `move`, another rank may become the primary
+        is_due: Callable[[], bool] = lambda: False,  # has this rank something logged some seconds ago, or ends it?
+        has_rows: Callable[[], bool] = lambda: False,  # has this rank, which has not failed, something not written?
+        *,
+        watches: bool = False,  # whether it only waits until it is certain which rank writes: there is no exchange
+    ) -> Generation:
         """Arrive, and wait for the first generation, `within` some seconds for ranks that have opened a session.
 
         This rank may be no member. Raises Over if there is no rank left to wait for, and Moved if another rank, or this
         one, is the primary; to a rank that only watches, in any case. If this rank waits no longer, it moves with what
         it has to write, unless rank 0 may still come.
         """
-        hooks, ranks = situation.hooks, self._unit.size
-        self._within, self._situation = within, situation
+        ranks = self._unit.size
+        self._within, self._hooks, self._is_due, self._watches = within, hooks, is_due, watches
         self._is_last = self.presence.arrive()
         self._counts, self._changed = (0, 0), self.presence.began  # of ranks that have come; since when
         self._over_check, self._check = (Interval(_CHECK_INTERVAL, ranks) for _ in range(2))
         # whether to check at once whether it is this rank that has to claim the generation
-        is_urgent = lambda: (not self._unit.index or hooks.move is not None) and situation.is_due()  # noqa: E731
+        is_urgent = lambda: (not self._unit.index or hooks.move is not None) and is_due()  # noqa: E731
         try:
             found = poll_until_stopped(self._first, math.inf, self._is_stopped, ranks, is_urgent)
         except Stopped:
-            may_move = self._unit.index > 0 and hooks.move and situation.has_rows()
+            may_move = self._unit.index > 0 and hooks.move and has_rows()
             if may_move and not self.presence.has_primary() and not hooks.is_opening():
                 first = self.generations.claim(Generation(0, (), source=min(self.presence.present())))
                 if first.source:
@@ -143,13 +141,13 @@ class Membership:
     def _first(self) -> Generation | None:
         """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time."""
         try:
-            is_here = self._situation.watches and self.presence.has_primary()
+            is_here = self._watches and self.presence.has_primary()
             found = self.generations.get(0)  # it counts also if rank 0 has come since
             if found is None and is_here:
                 raise Moved(0)
             found = found or self._claimed_first()
         except RendezvousError:
-            if not self._situation.hooks.move or not self.presence.stand_in:
+            if not self._hooks.move or not self.presence.stand_in:
                 raise
             raise Moved(self.presence.stand_in) from None
         if found is not None and not found.members and found.source is not None:
@@ -157,21 +155,21 @@ class Membership:
         return found
 
     def _claimed_first(self) -> Generation | None:
-        now, presence, situation, is_first = time.monotonic(), self.presence, self._situation, not self._unit.index
+        now, presence, hooks, is_first = time.monotonic(), self.presence, self._hooks, not self._unit.index
         if self._over_check.is_over(now):
-            if not is_first and (failure := situation.hooks.failure()):
+            if not is_first and (failure := hooks.failure()):
                 raise Over(failure)
-            if situation.hooks.is_over() and (situation.watches or not presence.present() - {self._unit.index}):
+            if hooks.is_over() and (self._watches or not presence.present() - {self._unit.index}):
                 raise Over
-            if situation.hooks.move and presence.waited >= least_wait(self._within, self._unit):
+            if hooks.move and presence.waited >= least_wait(self._within, self._unit):
                 presence.choose_stand_in()
         if (self._is_last and len(presence.arrived()) == self._unit.size) or (is_first and self._is_complete()):
             return self._claim_first(())
         is_late = presence.waited >= self._within
-        ends_without_primary = situation.hooks.move and not is_first and situation.is_due()
+        ends_without_primary = hooks.move and not is_first and self._is_due()
         if not (is_late or ends_without_primary) or not self._check.is_over(now):
             return None
-        if not is_first and situation.hooks.is_opening():
+        if not is_first and hooks.is_opening():
             return None
         if is_late:
             return self.elected(0, self._claim_late)
@@ -182,7 +180,7 @@ class Membership:
 
     def _is_complete(self) -> bool:
         """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
-        is_due = self._situation.is_due()  # first: a rank that opened its session before this one ended is counted
+        is_due = self._is_due()  # first: a rank that opened its session before this one ended is counted
         counts = self.presence.counts()
         if counts != self._counts:
             self._counts, self._changed = counts, time.monotonic()
@@ -193,13 +191,14 @@ class Membership:
         opened, arrived = self.presence.opened(), self.presence.arrived()
         if len(opened) < counts[0] or not opened <= arrived:  # fewer if a rank is about to set its entry
             return False
-        return self.presence.waited >= self._situation.patience or self.presence.before() <= arrived
+        patience = min(self._limits.peer_timeout, self._limits.flush_timeout / 2)  # for ranks of the former session
+        return self.presence.waited >= patience or self.presence.before() <= arrived
 
     def _claim_late(self) -> Generation:
         opened, lowest = self.presence.opened(), min(self.presence.present(), default=0)
-        if self._situation.hooks.move and 0 not in opened and lowest:
+        if self._hooks.move and 0 not in opened and lowest:
             return self.generations.claim(Generation(0, (), source=lowest))
-        if self._situation.watches:
+        if self._watches:
             raise Moved(0)
         return self._claim_first(opened)
 
