@@ -285,7 +285,7 @@ class Participation:
     def is_somebody_waiting(self) -> bool:
         """Return whether a rank outside wants to join; one member checks this, at intervals."""
         generation, membership = self.generation, self.membership
-        if generation is None or membership is None or not self._speaks_in(generation):
+        if generation is None or membership is None or generation.members[0] != self._context.unit.index:
             return False
         outside = self._context.unit.size - len(generation.members)
         if not outside or outside <= len(membership.presence.ended("finished")):

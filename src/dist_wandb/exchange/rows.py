@@ -242,7 +242,7 @@ class Rows:
         """Post a contribution whose values are computed; write own values, or keep them."""
         outbox, side = rounds.outbox, rounds.side_data
         side.interleaved = side.interleaved or not contribution.in_order
-        metrics, step, commit, _, x, _, follows, is_value = contribution
+        metrics, step, commit, weight, x, _, follows, is_value = contribution
         own_axes = self.definitions().axes
         if own_axes and (step, x) != self._axes.place:
             self._axes.end(outbox)
@@ -254,12 +254,15 @@ class Rows:
         self._parts += is_part
         outbox.may_grow = self._is_open and (commit is False or not axes.keys() >= {*own_axes})
         lacked = self._axes.lacked(axes, metrics, follows, is_open=self._is_open) if own_axes else {}
-        names, lanes, others = tuple(metrics), self._lanes(contribution, lacked), dict[str, Any]()
+        names, lanes, others = tuple(metrics), None, dict[str, Any]()
         mine: Mapping[str, Any] = {}
         exact: Mapping[str, int] = {}
+        is_plain = not lacked and self.writer.label is None and (weight is None or type(weight) in (int, float))
+        if is_plain and {*map(type, metrics.values())} == _FLOATS and "first" not in self.reductions.of_all(names):
+            lanes = lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))  # the usual call
         if lanes is None:
             values = known(metrics)
-            unit, others, mine = self._sorted(values, lacked, self._weights(contribution.weight, values))
+            unit, others, mine = self._sorted(values, lacked, self._weights(weight, values))
             names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
             exact = self._exact(values) if self.writes else {}
         own = Own(mine, is_end, follows, exact, is_value, self._parts if is_part else 0, after) if self.writes else None
@@ -273,15 +276,6 @@ class Rows:
             self.act(follows)
             self.writing.write_own(row, mine, self.x(x), commit=not self._is_open)
             self.keep_summary(row, follows, self.x(x), is_open=self._is_open)
-
-    def _lanes(self, contribution: Contribution, lacked: Mapping[str, Any]) -> Lanes | None:
-        """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""
-        metrics, weight = contribution.metrics, contribution.weight
-        if set(map(type, metrics.values())) != _FLOATS or not (weight is None or type(weight) in (int, float)):
-            return None
-        if lacked or self.writer.label is not None or "first" in self.reductions.of_all((*metrics,)):
-            return None
-        return lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))
 
     def end_row(self, outbox: Outbox) -> None:
         self._is_open = False
