@@ -32,10 +32,10 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, Flush, Hooks, Phase, waiting_time
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.participation import UNOPENED, Participation
+from dist_wandb.exchange.participation import Participation
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.reports import Context, report_lost
+from dist_wandb.exchange.reports import UNOPENED, Context, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport import BrokenError, destroy_closed, undestroyed
 from dist_wandb.exchange.turns import Turns
@@ -147,7 +147,7 @@ class CollectiveExchange(Exchange):
     @property
     def is_only_one(self) -> bool:
         """Whether the exchange has ended without any other rank having opened a session."""
-        return self.participation.is_only_one and self.lifecycle.ended.is_set()
+        return self._context.is_only_one and self.lifecycle.ended.is_set()
 
     def _wake(self, flush: Flush | None = None) -> None:
         self.turns.wake(flush)

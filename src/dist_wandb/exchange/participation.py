@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from dist_wandb.exchange.attachments import MOST_KEPT
 from dist_wandb.exchange.interface import Hooks, Phase
 from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
-from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of, least_wait
+from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
 from dist_wandb.exchange.protocol.calls import Intent, Key, attached_among, is_attached
 from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.protocol.plan import Plan
@@ -31,11 +31,9 @@ from dist_wandb.exchange.protocol.rounds import Outcome, Rounds, decoded, encode
 from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
-from dist_wandb.job.ranges import named
 from dist_wandb.job.timed_caller import Interval, TimedCaller
 
 PRIMARY = 0  # its index in the unit
-UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
 _MOST_KEPT = 20_000  # rows kept for a primary that is away
 _STORE_POLL_INTERVAL = 0.05  # seconds between two checks whether there is a store
 
@@ -49,7 +47,6 @@ class Participation:
         self.group: Group | None = None  # between two generations
         self.kept: deque[Row] = deque(maxlen=_MOST_KEPT)  # for a primary that is away
         self.kept_after: str = ""  # the position after which rows are kept for it
-        self.is_only_one: bool = False  # as far as it was checked: no other rank has opened a session
         self._context = context
         self._rounds = rounds
         self._pacer = pacer  # does not count the time that attachments take
@@ -57,7 +54,6 @@ class Participation:
         self._has_primary = False  # whether the primary participates
         self._checkpoint = Checkpoint(0)
         self._due: tuple[Row, ...] = ()  # finished, but not written yet
-        self._has_checked = False  # whether ranks that have opened no session were reported
         self._broken_poll = Interval(BROKEN_POLL_INTERVAL, context.unit.size)
         self._joining_poll = Interval(context.limits.heartbeat)
 
@@ -131,58 +127,11 @@ class Participation:
             presence.global_ranks.update(state["ranks"])
         presence.gone.update(generation.gone)
         before, self.generation = self.generation, generation
-        self._rounds.resize(generation.members, self._report_absent(before, generation))
+        self._rounds.resize(generation.members, context.absent(presence, before, generation))
         self._has_primary = PRIMARY in generation.members
         if self._has_primary:
             self.kept.clear()  # it received them when it joined
         return generation
-
-    def _report_absent(self, before: Generation | None, generation: Generation) -> set[int]:
-        """Return the ranks that are missing in a generation; `before` is the last one of this rank."""
-        presence, context = self.joined.presence, self._context
-        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks_in(before) else ()
-        if late:  # the others did not wait for them, because they had not opened a session
-            has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
-            context.warn(
-                "accompanied",
-                f"{self._named(late)} opened a session {round(presence.waited, 1):g} s after rank {context.rank}, and "
-                f"{has} joined. Earlier rows are written again if {logs} at their steps.",
-            )
-        absent = presence.absent(generation)
-        missing = absent if before is None else absent & set(before.members)
-        lifecycle, members = context.lifecycle, set(generation.members)
-        lifecycle.lost = (lifecycle.lost | missing) - members - presence.ended("finished", "undelivered")
-        reasons: dict[str, list[int]] = {}
-        for index in sorted(missing):
-            reasons.setdefault(self._why_absent(index, before, generation), []).append(index)
-        if reasons and self._speaks_in(generation):
-            text = " and ".join(why.format(self._named(those)) for why, those in reasons.items())
-            context.warn(
-                f"lost {sorted(map(list, reasons.values()))}",
-                f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
-                "rows are marked dist_wandb/degraded.",
-            )
-        return absent
-
-    def _why_absent(self, index: int, before: Generation | None, generation: Generation) -> str:
-        presence, where = self.joined.presence, self._context.rows.writing.last_position
-        departure = presence.gone.get(index)
-        how = None if departure is None else departure.how
-        if before is None and how is None:
-            waited = f"opened a session, but did not take part within {round(presence.waited, 1):g} s"
-            return f"{{}} {'took no part' if generation.number else waited}"
-        if before is None:
-            ended = "failed" if how == "failed" else "ended its session"
-            return f"{{}} {ended} before the first exchange with rank {self._context.rank}"
-        if how == "undelivered":
-            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
-        return f"{{}} failed after {where}" if how == "failed" else f"lost {{}} after {where}"
-
-    def _speaks_in(self, generation: Generation) -> bool:  # for all members
-        return generation.members[0] == self._context.unit.index
-
-    def _named(self, indices: Iterable[int]) -> str:
-        return named(map(self.joined.presence.global_rank, indices), self._context.unit.ranks_per_node)
 
     # Rounds
 
@@ -290,7 +239,7 @@ class Participation:
         outside = self._context.unit.size - len(generation.members)
         if not outside or outside <= len(membership.presence.ended("finished")):
             return False
-        self._report_unopened(generation)
+        self._context.unopened(membership.presence, generation)
         is_time = self._joining_poll.is_over(time.monotonic())
         return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
 
@@ -315,7 +264,7 @@ class Participation:
     def admit(self, generation: Generation) -> Generation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
         membership = self.joined
-        if self._speaks_in(generation):
+        if generation.members[0] == self._context.unit.index:
             ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self.kept))
             state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
             return membership.admit(generation, self._checkpoint, state)
@@ -332,42 +281,11 @@ class Participation:
             with suppress(RendezvousError):
                 opened = presence.opened() - {self._context.unit.index}
                 lifecycle.lost = lifecycle.unmet = frozenset(opened - presence.gone_among(opened))
-        self._report_unopened(generation, is_end=True)
+        self._context.unopened(presence, generation, is_end=True)
         lifecycle.phase = Phase.LEAVING
         with suppress(RendezvousError):  # the job is over
             how = "failed" if lifecycle.has_failed else "finished" if delivered else "undelivered"
             self.membership.leave(self.generation, self._checkpoint, how, is_closed=is_closed)
-
-    def _report_unopened(self, generation: Generation | None, *, is_end: bool = False) -> None:
-        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end."""
-        presence, context, within = self.joined.presence, self._context, self._context.limits.join_timeout
-        if presence.waited < (least_wait(within, context.unit) if is_end else within):
-            return
-        if self._has_checked and not is_end:
-            return
-        if not (context.rows.writes if generation is None else self._speaks_in(generation)):
-            return
-        self._has_checked, size = True, context.unit.size
-        if generation is not None and len({*generation.members, *generation.lost, *presence.gone}) == size:
-            return
-        try:
-            opened = presence.opened()
-        except RendezvousError:  # the store cannot be reached, so this is not known
-            return
-        self.is_only_one = len(opened) == 1
-        unopened = set(range(size)) - opened
-        if not unopened:
-            return
-        if self.is_only_one:
-            found = f"no other rank has opened a session, so the run has rank {context.rank}'s own numbers"
-        else:
-            others = f"{self._named(unopened)} {'has' if len(unopened) == 1 else 'have'}"
-            found = f"{others} not opened a session, so the run has the numbers of the other ranks"
-        context.warn(
-            UNOPENED,
-            f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
-            "numbers, pass reduce=None.",
-        )
 
     # Alone
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Lifecycle
+from dist_wandb.exchange.membership.generations import Generation, Presence, least_wait
 from dist_wandb.exchange.protocol.calls import Key, is_attached
 from dist_wandb.exchange.protocol.rounds import Outcome
 from dist_wandb.exchange.rows import Rows
@@ -22,6 +24,7 @@ from dist_wandb.settings.plan import Unit
 
 _log = logging.getLogger("dist_wandb")
 
+UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
 NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished
 _MOST_NAMES = 3  # listed by name
 _MOST_DOUBLINGS = 10
@@ -54,6 +57,8 @@ class Context(Notices):
         self._clock = clock
         self._events: dict[str, _Event] = {}
         self._taken = 0  # how many calls of this rank were taken before the last round
+        self.is_only_one: bool = False  # as far as it was checked: no other rank has opened a session
+        self._has_checked = False  # whether ranks that have opened no session were reported
 
     def values(self, kind: str, keys: Sequence[Key], message: str) -> None:
         """Warn about values unless an earlier message covers them; `message` gets their names and position for `%s`."""
@@ -209,6 +214,87 @@ class Context(Notices):
             "device",
             f"{number} rows of rank {self.rank} are lost: the device has not computed their values, or images "
             f"are not encoded.{' The run ends as failed.' if self.rows.writes else ''}",
+        )
+
+    # Ranks
+
+    def absent(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
+        """Return the ranks that are missing in a generation, after the one in which this rank took part last.
+
+        Reports them, and those that came late.
+        """
+        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks_in(before) else ()
+        if late:  # the others did not wait for them, because they had not opened a session
+            has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
+            self.warn(
+                "accompanied",
+                f"{self._named(presence, late)} opened a session {round(presence.waited, 1):g} s after rank "
+                f"{self.rank}, and {has} joined. Earlier rows are written again if {logs} at their steps.",
+            )
+        absent = presence.absent(generation)
+        missing = absent if before is None else absent & set(before.members)
+        lifecycle, members = self.lifecycle, set(generation.members)
+        lifecycle.lost = (lifecycle.lost | missing) - members - presence.ended("finished", "undelivered")
+        reasons: dict[str, list[int]] = {}
+        for index in sorted(missing):
+            reasons.setdefault(self._why_absent(presence, index, before, generation), []).append(index)
+        if reasons and self._speaks_in(generation):
+            text = " and ".join(why.format(self._named(presence, those)) for why, those in reasons.items())
+            self.warn(
+                f"lost {sorted(map(list, reasons.values()))}",
+                f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
+                "rows are marked dist_wandb/degraded.",
+            )
+        return absent
+
+    def _why_absent(self, presence: Presence, index: int, before: Generation | None, generation: Generation) -> str:
+        departure, where = presence.gone.get(index), self.rows.writing.last_position
+        how = None if departure is None else departure.how
+        if before is None and how is None:
+            waited = f"opened a session, but did not take part within {round(presence.waited, 1):g} s"
+            return f"{{}} {'took no part' if generation.number else waited}"
+        if before is None:
+            ended = "failed" if how == "failed" else "ended its session"
+            return f"{{}} {ended} before the first exchange with rank {self.rank}"
+        if how == "undelivered":
+            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
+        return f"{{}} failed after {where}" if how == "failed" else f"lost {{}} after {where}"
+
+    def _speaks_in(self, generation: Generation) -> bool:  # for all members
+        return generation.members[0] == self.unit.index
+
+    def _named(self, presence: Presence, indices: Iterable[int]) -> str:
+        return named(map(presence.global_rank, indices), self.unit.ranks_per_node)
+
+    def unopened(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
+        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end."""
+        within = self.limits.join_timeout
+        if presence.waited < (least_wait(within, self.unit) if is_end else within):
+            return
+        if self._has_checked and not is_end:
+            return
+        if not (self.rows.writes if generation is None else self._speaks_in(generation)):
+            return
+        self._has_checked, size = True, self.unit.size
+        if generation is not None and len({*generation.members, *generation.lost, *presence.gone}) == size:
+            return
+        try:
+            opened = presence.opened()
+        except RendezvousError:  # the store cannot be reached, so this is not known
+            return
+        self.is_only_one = len(opened) == 1
+        unopened = set(range(size)) - opened
+        if not unopened:
+            return
+        if self.is_only_one:
+            found = f"no other rank has opened a session, so the run has rank {self.rank}'s own numbers"
+        else:
+            others = f"{self._named(presence, unopened)} {'has' if len(unopened) == 1 else 'have'}"
+            found = f"{others} not opened a session, so the run has the numbers of the other ranks"
+        self.warn(
+            UNOPENED,
+            f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
+            "numbers, pass reduce=None.",
         )
 
 
