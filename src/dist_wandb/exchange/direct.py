@@ -50,7 +50,7 @@ from dist_wandb.settings.plan import Unit
 
 _log = logging.getLogger("dist_wandb")
 _POLL_INTERVAL = 0.1  # seconds between two checks whether all writers are attached
-_END_OF_ROW = Contribution({}, None, follows=sys.maxsize)
+_END_OF_ROW = Contribution({}, None, writes_before=sys.maxsize)
 _STANDSTILL = 1.0  # seconds after which a row that is being written is no longer waited for
 
 

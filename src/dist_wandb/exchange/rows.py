@@ -52,7 +52,7 @@ class Contribution(NamedTuple):
     weight: Any = None  # of the values in means: a number, a mapping of names to numbers, or `None` for 1
     x: int = -1  # position of its row, as in `protocol.calls.Call`
     in_order: bool = True  # whether it is of the first thread that logged, and so follows all earlier ones of that
-    follows: int = 0  # how many writes of the user into the summary it follows
+    writes_before: int = 0  # how many writes of the user into the summary came before it
     is_value: bool = False  # whether its step is only a value, by the name of the axis: it continues an open row
 
     def is_ready(self) -> bool:
@@ -99,7 +99,7 @@ class Own(NamedTuple):
 
     values: Mapping[str, Any]  # those that are not combined with other ranks, by final name
     commit: bool  # whether its call ends the row
-    follows: int = 0  # as in `Contribution`
+    writes_before: int = 0  # as in `Contribution`
     # numbers that a float64 does not hold as they are, booleans and large integers: written if the result equals them
     exact: Mapping[str, int] = MappingProxyType({})
     is_value: bool = False  # as in `Contribution`
@@ -157,12 +157,12 @@ class _Axes:
         return axes
 
     def lacked(
-        self, axes: Mapping[str, Any], metrics: Mapping[str, Any], follows: int = 0, *, is_open: bool = False
+        self, axes: Mapping[str, Any], metrics: Mapping[str, Any], before: int = 0, *, is_open: bool = False
     ) -> dict[str, Any]:
         """Return the x axes that a row lacks which these metrics end, with the last values in calls of this rank."""
         definitions = self._rows.definitions()
         since = definitions.axes
-        self._last.update((axis, one) for axis, one in axes.items() if is_number(one) and follows >= since.get(axis, 0))
+        self._last.update((axis, one) for axis, one in axes.items() if is_number(one) and before >= since.get(axis, 0))
         self._needed.update(map(definitions.axis_of, metrics))
         if is_open:
             return {}
@@ -231,18 +231,18 @@ class Rows:
             labelled = self._labelled(metrics)
             axes = self._axes.take(contribution)
             row = {**metrics, **labelled} if self.writes else self._under_label(labelled, axes)
-        self.act(contribution.follows)
+        self.act(contribution.writes_before)
         if row or not metrics:
             self.writer.write(row, contribution.step, commit=contribution.commit)
         if row:  # the end of an open row replaces what was written into the summary meanwhile, as in wandb
             is_open = contribution.commit is False
-            self.keep_summary(row, contribution.follows, contribution.step, is_open=is_open)
+            self.keep_summary(row, contribution.writes_before, contribution.step, is_open=is_open)
 
     def post(self, contribution: Contribution, rounds: Rounds, now: float) -> None:
         """Post a contribution whose values are computed; write own values, or keep them."""
         outbox, side = rounds.outbox, rounds.side_data
         side.interleaved = side.interleaved or not contribution.in_order
-        metrics, step, commit, weight, x, _, follows, is_value = contribution
+        metrics, step, commit, weight, x, _, before, is_value = contribution
         own_axes = self.definitions().axes
         if own_axes and (step, x) != self._axes.place:
             self._axes.end(outbox)
@@ -253,7 +253,7 @@ class Rows:
         after = self._parts if continues and (step is None or commit) else 0  # as in wandb, a step ends the row before
         self._parts += is_part
         outbox.may_grow = self._is_open and (commit is False or not axes.keys() >= {*own_axes})
-        lacked = self._axes.lacked(axes, metrics, follows, is_open=self._is_open) if own_axes else {}
+        lacked = self._axes.lacked(axes, metrics, before, is_open=self._is_open) if own_axes else {}
         names, lanes, others = tuple(metrics), None, dict[str, Any]()
         mine: Mapping[str, Any] = {}
         exact: Mapping[str, int] = {}
@@ -265,7 +265,7 @@ class Rows:
             unit, others, mine = self._sorted(values, lacked, self._weights(weight, values))
             names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
             exact = self._exact(values) if self.writes else {}
-        own = Own(mine, is_end, follows, exact, is_value, self._parts if is_part else 0, after) if self.writes else None
+        own = Own(mine, is_end, before, exact, is_value, self._parts if is_part else 0, after) if self.writes else None
         if names or own:
             call = _join(outbox, names, lanes, step, x, own) if continues else None
             call = call or outbox.post(names, lanes, step, x, now, own)
@@ -273,9 +273,9 @@ class Rows:
                 if key.name in others:
                     self.attachments.by_type[type(others[key.name])].keep(key, others[key.name])
         if self.writer.label is not None and not self.writes and (row := self._under_label(mine, {**axes, **lacked})):
-            self.act(follows)
+            self.act(before)
             self.writing.write_own(row, mine, self.x(x), commit=not self._is_open)
-            self.keep_summary(row, follows, self.x(x), is_open=self._is_open)
+            self.keep_summary(row, before, self.x(x), is_open=self._is_open)
 
     def end_row(self, outbox: Outbox) -> None:
         self._is_open = False

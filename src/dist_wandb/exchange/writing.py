@@ -159,8 +159,8 @@ class Writing:
             if commit and row.x >= 0:  # without steps, the next row has another position
                 self.end_row()
             return
-        follows = max(map(attrgetter("follows"), row.own), default=None)
-        self._rows.act(follows)
+        before = max(map(attrgetter("writes_before"), row.own), default=None)
+        self._rows.act(before)
         axes = {name: value for name, value in row.axes.items() if name not in own} if row.axes else {}
         if row.corrects or not self._fits(values, axes):
             self.end_row()
@@ -181,7 +181,7 @@ class Writing:
         is_left_open = not (commit or row.corrects)
         joined = dict(zip(row.names, row.joined, strict=False))
         place = {"corrects": row.corrects, "serial": row.serial, "joined": joined}
-        self._rows.keep_summary(values, follows, x, is_open=is_left_open, **place)
+        self._rows.keep_summary(values, before, x, is_open=is_left_open, **place)
 
     def write_own(self, row: Mapping[str, Any], values: Mapping[str, Any], x: int | None, *, commit: bool) -> None:
         """Write this rank's own values with the x axes of their row, or add them to its open row."""
