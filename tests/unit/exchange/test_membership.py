@@ -370,7 +370,7 @@ def test_checking_for_departed_ranks_reads_one_key() -> None:
     counted = job.counts.of(0)
     for _ in range(5):
         assert job.rank(0).presence.gone_among(before.members) == set()
-        assert not job.rank(0).has_ended(before)
+        assert not job.rank(0).presence.are_gone(before.members)
     assert job.counts.of(0) - counted == 10
 
 
