@@ -69,24 +69,20 @@ class Spreads:
 
     def exchange(self, due: Sequence[tuple[Key, Number]], group: Group) -> None:
         """Exchange the deviations from the means of some cells, the same on all ranks; raise BrokenError on failure."""
-        parts = [self._part(self._own.get((*key,)), number) for key, number in due]
-        squares, counts, largest = ([part[lane] for part in parts] for lane in range(3))
+        # this rank's parts in the sums of squares, whether it has one, and its negated index if it is largest
+        squares, counts, largest = [0.0] * len(due), [0.0] * len(due), [NOTHING] * len(due)
+        for index, (key, number) in enumerate(due):
+            own = Number(*self._own.get((*key,), ()))
+            if own.given:
+                deviation, counts[index] = own.plain - number.reduced("mean"), 1.0
+                if own.weight:  # multiplied, because huge deviations overflow to infinity, but raise with a power
+                    squares[index] = own.weight * deviation * deviation
+                if own.is_nan if number.is_nan else own.weight and own.largest == number.largest:
+                    largest[index] = -float(self._rank)
         sums, maxima = group.reduce([*squares, *counts], largest)
         for index, (key, number) in enumerate(due):
             if sums[len(due) + index] == number.given:
-                largest_at = -1 if maxima[index] == NOTHING else int(-maxima[index])
-                self.found[key] = sums[index], largest_at
-
-    def _part(self, numbers: tuple[float, ...] | None, number: Number) -> tuple[float, float, float]:
-        """Return this rank's part in the sum of squares, whether it has one, and its negated index if it is largest."""
-        own = Number(*numbers or ())
-        if not own.given:
-            return 0.0, 0.0, NOTHING
-        deviation = own.plain - number.reduced("mean")
-        has_largest = own.is_nan if number.is_nan else own.weight and own.largest == number.largest
-        # multiplied, because huge deviations overflow to infinity, but raise with a power
-        squares = own.weight * deviation * deviation if own.weight else 0.0
-        return squares, 1.0, -float(self._rank) if has_largest else NOTHING
+                self.found[key] = sums[index], -1 if maxima[index] == NOTHING else int(-maxima[index])
 
 
 class Writing:
