@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Intent, Key
-from dist_wandb.exchange.protocol.contributors import Contributors, Progress
+from dist_wandb.exchange.protocol.contributors import NEVER, Contributors, Progress
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.memory import Memory, Row
 from dist_wandb.exchange.protocol.plan import Plan
@@ -224,14 +224,14 @@ class Unit:
             born = max((number for number, at in self.times if at <= self.now - patience), default=-1)
             if born >= 0:
                 for rank in self.members:
-                    self.machines[rank].give_up(**{"new" if is_new else "every": born})
+                    give_up(self.machines[rank], born, new_only=is_new)
         self.times = [(number, at) for number, at in self.times if at > self.now - 2 * long]
         self.times.append((self.machines[self.members[0]].table.round, self.now))
 
     def give_up(self, *, new_only: bool) -> Outcome:
         """Let rank 0 give up waiting for everything that was received so far, and run a round."""
         machine = self.machines[self.members[0]]
-        machine.give_up(**{"new" if new_only else "every": machine.table.round})
+        give_up(machine, machine.table.round, new_only=new_only)
         return self.exchange()
 
     def settle(self, seconds: float = 1.0) -> None:
@@ -281,3 +281,9 @@ def _common(outcome: Outcome) -> tuple[object, ...]:
     """Return what is the same on all ranks."""
     rows = [row._replace(own=()) for row in outcome.rows if row.names]
     return replace(outcome, rows=()), repr(rows)
+
+
+def give_up(machine: Rounds, number: int, *, new_only: bool) -> None:
+    """Let a rank give up cells that were opened up to a round: of new names, or all."""
+    new, every = (number, NEVER) if new_only else (NEVER, number)
+    machine.gives_up = max(machine.gives_up[0], new), max(machine.gives_up[1], every)

@@ -239,7 +239,7 @@ class CollectiveExchange(Exchange):
             raise Stopped
         table, oldest = rounds.table, next(rounds.table.unwritten(), None) if rounds.table.open else None
         born = None if oldest is None else table.cells[oldest].born
-        rounds.give_up(*self.turns.pacer.begin_round(time.monotonic(), table.round, born))
+        rounds.gives_up = self.turns.pacer.begin_round(time.monotonic(), table.round, born)
         outcome = self.participation.round(regroup=self.participation.is_somebody_waiting())
         self._context.about(outcome)
         if (

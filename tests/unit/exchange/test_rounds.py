@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from limits import Limit
 from row_jobs import SAME_CALLS, WITH_FAULTS, WITHOUT_FAULTS, Job
 from row_model import Judge
-from row_units import Unit
+from row_units import Unit, give_up
 
 from dist_wandb.exchange.protocol import plan, rounds, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
@@ -111,7 +111,7 @@ def happen(unit: Unit, action: str, number: int, logged: Sequence[Entry]) -> Non
     elif action == "wait":
         unit.now += 0.3
     elif action.startswith("impatient"):
-        machine.give_up(**{"every" if action == "impatient" else "new": number % (machine.table.round + 1)})
+        give_up(machine, number % (machine.table.round + 1), new_only=action != "impatient")
     elif action == "close":
         machine.intent = Intent.CLOSING
     elif action == "interleave":

@@ -625,7 +625,7 @@ def test_a_corrected_row_is_whole_but_for_the_primarys_own_values() -> None:
     unit.log(0, {"loss": 1.0, "lr": 0.5, "text": "a"}, 0)
     for _ in range(3):
         unit.exchange()
-    unit.rounds[0].give_up(new=unit.rounds[0].table.round)
+    row_units.give_up(unit.rounds[0], unit.rounds[0].table.round, new_only=True)
     unit.exchange()
     unit.log(1, {"loss": 3.0}, 0)
     assert unit.close() == [

@@ -106,6 +106,8 @@ class Rounds:
         hold_of_part: float = 20.0,  # how long a call is not offered that the script may continue, in seconds
     ) -> None:
         self.intent = Intent.OPEN
+        # up to these rounds it gives up the cells of new names, and all cells, that were opened then
+        self.gives_up: tuple[int, int] = NEVER, NEVER
         self.side_data: SideData = SideData()
         self.outbox: Outbox = Outbox(remembered)
         self.table: Table = Table(size, remembered)
@@ -113,17 +115,12 @@ class Rounds:
         self._hold = hold
         self._hold_of_part = hold_of_part
         self._patience = Patience(most_open, needs_primary)
-        self._gives_up = (NEVER, NEVER)  # up to these rounds: cells of new names, all cells
         # What this rank alone keeps for the rows of its calls, until these are written: by the first cell of each call,
         # also of those that were joined; and rows of what was kept for cells that are not written with it.
         self._kept: dict[Key, list[Any]] = {}
         self._rest: list[Row] = []
 
     # Calls of this rank, which are posted in `outbox`
-
-    def give_up(self, new: int = NEVER, every: int = NEVER) -> None:
-        """Announce that cells of new names, and all cells, opened up to these rounds are to be finished."""
-        self._gives_up = max(self._gives_up[0], new), max(self._gives_up[1], every)
 
     def put_back(self) -> None:
         # the others interrupted the last round, and continue from before it
@@ -158,7 +155,7 @@ class Rounds:
             bisect_right(calls, now - self._hold, key=attrgetter("at")) if is_open else len(calls),
             rest,
             self.intent,
-            *(self._gives_up if table.open else (NEVER, NEVER)),
+            *(self.gives_up if table.open else (NEVER, NEVER)),
             regroup,
             side.interleaved and self._rank not in table.ranks.interleaved,
             side.published,
@@ -203,8 +200,6 @@ class Rounds:
             everything=takes_all and Intent.OPEN not in each.intent,
             behind=any(each.more),
         )
-        new, every = self._gives_up  # not again what this round has announced
-        self._gives_up = new if new > patience.of_new else NEVER, every if every > patience.of_all else NEVER
         if not takes_all:  # calls of before a rank was lost may follow
             table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
         if Intent.CLOSING in each.intent:
