@@ -29,7 +29,7 @@ import time
 from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, Flush, Hooks, Phase, waiting_time
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, Flush, Hooks, Phase
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.participation import Participation
@@ -98,7 +98,7 @@ class CollectiveExchange(Exchange):
             return True
         lifecycle, participation = self.lifecycle, self.participation
         lifecycle.has_failed = lifecycle.has_failed or failed
-        limit = waiting_time(self._limits, timeout, failed=failed)
+        limit = self._waiting_time(timeout, failed=failed)
         self._late_from = time.monotonic() + limit / 2
         self._ask()
         try:

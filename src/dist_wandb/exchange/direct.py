@@ -30,15 +30,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.interface import (
-    DEVICE_POLL_INTERVAL,
-    Exchange,
-    Flush,
-    Hooks,
-    Phase,
-    is_set_within,
-    waiting_time,
-)
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Exchange, Flush, Hooks, Phase
 from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import keys_of
@@ -257,7 +249,7 @@ class WatchingExchange(Exchange):
         lifecycle = self.lifecycle
         lifecycle.has_failed = failed
         self._ask()
-        is_set_within(lifecycle.ended, waiting_time(self._limits, timeout, failed=failed), lambda: False)
+        lifecycle.ended.wait(self._waiting_time(timeout, failed=failed))
         self._ask(stop=True)
         has_ended = self._write_rest()
         if self._has_rows and lifecycle.successor is None and (failure := self._hooks.failure()):

@@ -141,10 +141,13 @@ class Exchange(ABC):
             flush.set()
         else:
             self._wake(flush)
-        is_set = is_set_within(flush, waiting_time(self._limits, timeout), lifecycle.ended.is_set)
+        deadline = time.monotonic() + self._waiting_time(timeout)
+        while not flush.wait(min(_SLICE, max(0.0, deadline - time.monotonic()))):
+            if lifecycle.ended.is_set() or time.monotonic() >= deadline:
+                break
         if lifecycle.successor is not None:
             return lifecycle.successor.flush(timeout, together=together)
-        return is_set and lifecycle.has_kept_all
+        return flush.is_set() and lifecycle.has_kept_all
 
     @abstractmethod
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
@@ -185,6 +188,12 @@ class Exchange(ABC):
     @property
     def _is_foreign(self) -> bool:
         return os.getpid() != self._pid  # a fork does not have the thread
+
+    def _waiting_time(self, timeout: float | None, *, failed: bool = False) -> float:
+        """Return how long a flush or an end waits, in seconds; for other ranks, no longer than a grace if it failed."""
+        limits = self._limits
+        time_limit = limits.flush_timeout if timeout is None else timeout
+        return min(time_limit, limits.heartbeat + _LAST_ROUNDS, _LONGEST_GRACE) if failed else time_limit
 
     def _ask(self, *, stop: bool = False) -> None:
         self.lifecycle.is_closing = True
@@ -251,21 +260,6 @@ class Exchange(ABC):
         if interrupt is not None:
             raise interrupt
         return why is None
-
-
-def waiting_time(limits: Limits, timeout: float | None, *, failed: bool = False) -> float:
-    """Return how long a flush or an end waits, in seconds; for other ranks, no longer than a grace after a failure."""
-    time_limit = limits.flush_timeout if timeout is None else timeout
-    return min(time_limit, limits.heartbeat + _LAST_ROUNDS, _LONGEST_GRACE) if failed else time_limit
-
-
-def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[], bool]) -> bool:
-    """Wait for an event, up to `seconds` or until `gives_up` returns true; return whether the event is set."""
-    deadline = time.monotonic() + seconds
-    while not event.wait(min(_SLICE, max(0.0, deadline - time.monotonic()))):
-        if gives_up() or time.monotonic() >= deadline:
-            return event.is_set()
-    return True
 
 
 def end_all(*, failed: bool) -> None:
