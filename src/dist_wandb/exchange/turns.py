@@ -124,19 +124,15 @@ class Turns:
 
     def put(self, contribution: Contribution) -> None:
         self._unread.put(contribution)
-        if self._unread.qsize() > _MANY_AT_ONCE:
-            self._hurry()
+        if self._unread.qsize() > _MANY_AT_ONCE and self._urgent.empty():
+            self._urgent.put(None)
         self.puts += 1
         if self.puts % _OFTEN == 0:
             self.await_room()
 
     def wake(self, flush: Flush | None = None) -> None:
         self._unread.put(flush)
-        self._hurry()
-
-    def _hurry(self) -> None:  # after the reason for it was put
-        if self._urgent.empty():
-            self._urgent.put(None)
+        self._urgent.put(None)  # after the reason for it was put
 
     def await_room(self) -> None:
         """Wait while too many rows are on their way.

@@ -31,7 +31,7 @@ from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed
-from dist_wandb.payloads.gathers import Encoded, Gathered, Kind, decoded, differ, fair, whole
+from dist_wandb.payloads.gathers import Gathered, Kind, decoded, differ, fair, whole
 from dist_wandb.payloads.metrics import Snapshot
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
@@ -239,7 +239,9 @@ class FusedGathers(Attachment):
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         mine = [self._own.get(key) for key in keys]
-        told = group.tally(json.dumps([*map(_amount, mine)]).encode())
+        # numbers of items for each cell, their bytes, and the limits for the items of all ranks
+        own_amounts = [(0, 0, 0) if own is None else (len(own.items), own.size, own.limit) for own in mine]
+        told = group.tally(json.dumps(own_amounts).encode())
         by_rank = {rank: self._amounts(text, len(keys)) for text, ranks in told.items() for rank in ranks}
         amounts = [by_rank[rank] for rank in sorted(by_rank)]
         shares = [
@@ -264,7 +266,7 @@ class FusedGathers(Attachment):
         try:
             amounts = json.loads(text)
             are_known = all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in chain(*amounts))
-            if are_known and [*map(len, amounts)] == [len(_amount(None))] * number:
+            if are_known and [*map(len, amounts)] == [3] * number:
                 return list(amounts)
         except (ValueError, TypeError, RecursionError):
             pass
@@ -322,8 +324,3 @@ def _shares(parts: Sequence[Part]) -> str:
         for (kept, total), ranks in alike.items()
     ]
     return ", ".join([*shares[:_MOST_SHARES], *(["..."] if len(shares) > _MOST_SHARES else [])])
-
-
-def _amount(own: Encoded | None) -> tuple[int, int, int]:
-    """Return a rank's number of items for a cell, their bytes, and its limit for the items of all ranks."""
-    return (0, 0, 0) if own is None else (len(own.items), own.size, own.limit)
