@@ -41,7 +41,6 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     ),
     "exchange/protocol/memory.py:Cell": ({"attributes": 13}, "a record: the state of a cell"),
     "exchange/protocol/memory.py:Row": ({"attributes": 12}, "a record: a row to be written"),
-    "exchange/protocol/rounds.py:Rounds": ({"attributes": 11}, "the state of one rank, in one place"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "runs/replaceable_run.py:ReplaceableRun": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),

@@ -190,6 +190,8 @@ class Unit:
         for rank in members:
             if rank not in outcomes:  # with what the others have kept of the round
                 outcomes[rank] = self.machines[rank].unpack(self.machines[rank].plan(offers), *lists)
+        for rank in members:
+            self.machines[rank].gives_up = NEVER, NEVER
         self.outcomes = outcomes
         for rank, outcome in outcomes.items():
             owns = self.owns.setdefault((rank, self.lives[rank]), [])

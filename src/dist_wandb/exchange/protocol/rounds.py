@@ -116,9 +116,8 @@ class Rounds:
         self._hold_of_part = hold_of_part
         self._patience = Patience(most_open, needs_primary)
         # What this rank alone keeps for the rows of its calls, until these are written: by the first cell of each call,
-        # also of those that were joined; and rows of what was kept for cells that are not written with it.
+        # also of those that were joined.
         self._kept: dict[Key, list[Any]] = {}
-        self._rest: list[Row] = []
 
     # Calls of this rank, which are posted in `outbox`
 
@@ -180,7 +179,6 @@ class Rounds:
         """Apply the reduced lists of a round, which are empty if it had no numbers."""
         table, waiting, taken = self.table, plan.waiting, plan.party.taken if plan.party else 0
         table.round += 1
-        table.told.clear()
         rows, places = plan.apply(sums, maxima, self.side_data.paths)
         calls, own_rows, late = self.outbox.take(taken), list[tuple[int, Row]](), list[Key]()
         first = table.serial - len(plan.chosen) + 1  # serial of the first of these calls
@@ -206,17 +204,17 @@ class Rounds:
             table.leave(plan.having(Intent.CLOSING) - waiting)
         if Intent.FAILING in each.intent:
             table.ranks.failed = plan.having(Intent.FAILING)
-        finished = list(Conclusion(table, plan.touched, patience).rows()) if table.open else []
+        conclusion = Conclusion(table, plan.touched, patience, self._rank)
+        finished = list(conclusion.rows()) if table.open else []
         table.memory.forget(table.names)
-        told: dict[str, list[Key]] = {"gave up": [], "too late": []}
-        for what, key, ranks in table.told:
-            told[what] += (key,) if self._rank in ranks else ()
-        if told["too late"]:
-            self._lose(told["too late"])
-        if finished or own_rows or self._rest:
-            rows[:0] = self._complete(row for owner, row in finished if owner not in places)  # taken earlier
+        if finished or own_rows or self._kept:
+            earlier = self._complete(row for owner, row in finished if owner not in places)
             later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
             rows += self._complete(row for _, row in sorted(later, key=itemgetter(0)))
+            for key in [key for key in self._kept if key not in table.cells]:  # which is not written with it any more
+                x = -1 if key.step is None else key.step
+                earlier.append(_without_numbers(key.step, x, self._kept.pop(key)))
+            rows[:0] = earlier
         done, regroup = patience.everything, any(each.regroup)
         # not yet if there were rows: a rank may now have to wait for the one that writes them
         is_over = done and not finished and not any(each.blocks)
@@ -232,27 +230,18 @@ class Rounds:
             regroup=regroup,
             taken=taken,
             late=tuple(late),
-            lost=tuple(told["too late"]),
-            silent=tuple(told["gave up"]),
+            lost=tuple(conclusion.too_late),
+            silent=tuple(conclusion.gave_up),
             differing=tuple(plan.differing),
             uneven=table.uneven() if is_closed else {},
         )
 
-    def _lose(self, keys: Iterable[Key]) -> None:
-        """Turn what is kept for cells that will not be written with it into rows of their own."""
-        for key in keys:
-            if key in self._kept:
-                x = -1 if key.step is None else key.step
-                self._rest.append(_without_numbers(key.step, x, self._kept.pop(key)))
-
     def _complete(self, rows: Iterable[Row]) -> list[Row]:
-        """Return rows of the table with what this rank keeps for them, and the rest, once."""
+        """Return rows of the table with what this rank keeps for them."""
         found = []
         for row in rows:
             own = [one for key in row.cells() for one in self._kept.pop(key, ())] if self._kept else []
             found.append(row._replace(own=own) if own else row)
-        found += self._rest
-        self._rest = []
         return found
 
     # Between rounds, on all ranks
@@ -267,7 +256,6 @@ class Rounds:
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         self.table = decoded(snapshot["table"])
-        self._lose([key for key in self._kept if key not in self.table.cells])
 
     # Remaining work
 

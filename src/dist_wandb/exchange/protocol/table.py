@@ -38,7 +38,6 @@ class Table:
         self.names: dict[str, int] = {}  # that the ranks have agreed on, and their numbers
         self.axes: dict[str, None] = {}  # those that are x axes of the user
         self.taken: dict[int, int] = {}  # by rank: how many of its calls were taken
-        self.told: list[tuple[str, Key, Ranks]] = []  # what ranks are to be told of this round: kind, cell, who
         self.counts: dict[str, dict[int, int]] = {}  # by name and closing rank: how often it logged it without a step
         self.memory: Memory = Memory(size, remembered)  # rows that were written
         self.cells: dict[Key, Cell] = {}  # those that wait
@@ -247,7 +246,10 @@ class Table:
 class Conclusion:
     """The end of one round, in which ranks have contributed to the cells `touched`."""
 
-    def __init__(self, table: Table, touched: Collection[Key], patience: Patience) -> None:
+    def __init__(self, table: Table, touched: Collection[Key], patience: Patience, rank: int) -> None:
+        self.gave_up: list[Key] = []  # cells that others give up to wait for this rank
+        self.too_late: list[Key] = []  # cells that it gave after their row was forgotten
+        self._rank = rank
         self._table = table
         self._ranks = table.ranks
         self._touched = touched
@@ -323,7 +325,7 @@ class Conclusion:
         if not is_long:
             self._ranks.give_up_new(rest)
             return
-        self._table.told.append(("gave up", key, rest))
+        self.gave_up += (key,) if self._rank in rest else ()
         cell.lacks |= rest
         self._ranks.give_up(key.name, rest, cell.born, self._table.round)
 
@@ -334,7 +336,7 @@ class Conclusion:
             cell = self._table.cells[key]
             usual = self._ranks.usual.get(key.name, NOBODY) & self._ranks.members
             if cell.stale and cell.shown is None and usual - cell.ranks - self._ranks.silent.keys():
-                self._table.told.append(("too late", key, cell.ranks))
+                self.too_late += (key,) if self._rank in cell.ranks else ()
                 cell.shown, cell.at = cell.ranks, row
             elif cell.at in (None, row) or cell.shown != cell.ranks or cell.flagged:  # not elsewhere, and right
                 here.append((key, cell))
