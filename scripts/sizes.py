@@ -20,7 +20,7 @@ LIMITS = {"methods": 15, "attributes": 10, "constructor": 20, "lines": 400}
 
 # By class or module: the larger limits, and the reason.
 EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
-    "exchange/interface.py:Exchange": ({"methods": 19}, "what a session and its end ask of any exchange"),
+    "exchange/interface.py:Exchange": ({"methods": 17}, "what a session and its end ask of any exchange"),
     "exchange/interface.py:Lifecycle": ({"attributes": 12}, "a record: what the threads of an exchange share"),
     "exchange/collective.py:CollectiveExchange": ({"methods": 23}, "an exchange, and the steps of its thread"),
     "exchange/membership/__init__.py:Membership": ({"methods": 16, "attributes": 16}, "all agreements on members"),
@@ -31,7 +31,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/participation.py:Participation": ({"methods": 21, "attributes": 14}, "a rank's generations and rounds"),
     "exchange/reports.py:Context": ({"methods": 17, "attributes": 13}, "a record, and the texts of all warnings"),
     "exchange/rows.py:Rows": ({"attributes": 16}, "a record: what rows are made with, and the row that is open"),
-    "exchange/turns.py:Turns": ({"methods": 17, "attributes": 16}, "what a rank logs, until it is taken"),
+    "exchange/turns.py:Turns": ({"methods": 16, "attributes": 16}, "what a rank logs, until it is taken"),
     "exchange/writing.py:Writing": ({"attributes": 13}, "the rows of a run, open and held ones too"),
     "exchange/protocol/contributors.py:Contributors": ({"attributes": 12}, "what is known of the ranks of a unit"),
     "exchange/protocol/calls.py:Offer": ({"attributes": 12}, "a record: what a rank tells the others"),
@@ -45,7 +45,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "runs/replaceable_run.py:ReplaceableRun": ({"attributes": 11}, "a run, and what it takes to continue it on disk"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
-    "exchange/protocol/table.py:Table": ({"attributes": 14}, "what all ranks of a unit know of its rows"),
+    "exchange/protocol/table.py:Table": ({"attributes": 13}, "what all ranks of a unit know of its rows"),
     "runs/summary.py:SummaryWrites": ({"attributes": 13}, "what a script does between rows, in its order"),
     "runs/writer.py:RunWriter": ({"attributes": 11}, "the rows of a rank, and what W&B did not take of them"),
     "session/api.py:InitArguments": ({"attributes": 14}, "a record: the arguments of init"),
