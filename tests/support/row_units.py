@@ -222,18 +222,17 @@ class Unit:
 
     def impatient(self, short: float = SHORT, long: float = LONG) -> None:
         """Let the members give up what has waited too long, as of now."""
-        for patience, is_new in ((short, True), (long, False)):
-            born = max((number for number, at in self.times if at <= self.now - patience), default=-1)
-            if born >= 0:
-                for rank in self.members:
-                    give_up(self.machines[rank], born, new_only=is_new)
+        times = [self.now - patience for patience in (short, long)]
+        new, every = (max((number for number, at in self.times if at <= since), default=NEVER) for since in times)
+        for rank in self.members:
+            self.machines[rank].gives_up = new, every
         self.times = [(number, at) for number, at in self.times if at > self.now - 2 * long]
         self.times.append((self.machines[self.members[0]].table.round, self.now))
 
     def give_up(self, *, new_only: bool) -> Outcome:
         """Let rank 0 give up waiting for everything that was received so far, and run a round."""
         machine = self.machines[self.members[0]]
-        give_up(machine, machine.table.round, new_only=new_only)
+        machine.gives_up = (machine.table.round, NEVER) if new_only else (NEVER, machine.table.round)
         return self.exchange()
 
     def settle(self, seconds: float = 1.0) -> None:
@@ -283,9 +282,3 @@ def _common(outcome: Outcome) -> tuple[object, ...]:
     """Return what is the same on all ranks."""
     rows = [row._replace(own=()) for row in outcome.rows if row.names]
     return replace(outcome, rows=()), repr(rows)
-
-
-def give_up(machine: Rounds, number: int, *, new_only: bool) -> None:
-    """Let a rank give up cells that were opened up to a round: of new names, or all."""
-    new, every = (number, NEVER) if new_only else (NEVER, number)
-    machine.gives_up = max(machine.gives_up[0], new), max(machine.gives_up[1], every)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from limits import Limit
 from row_jobs import SAME_CALLS, WITH_FAULTS, WITHOUT_FAULTS, Job
 from row_model import Judge
-from row_units import Unit, give_up
+from row_units import Unit
 
 from dist_wandb.exchange.protocol import plan, rounds, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
-from dist_wandb.exchange.protocol.contributors import NOBODY
+from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
 from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.protocol.rounds import Rounds
@@ -111,7 +111,8 @@ def happen(unit: Unit, action: str, number: int, logged: Sequence[Entry]) -> Non
     elif action == "wait":
         unit.now += 0.3
     elif action.startswith("impatient"):
-        give_up(machine, number % (machine.table.round + 1), new_only=action != "impatient")
+        born = number % (machine.table.round + 1)
+        machine.gives_up = (NEVER, born) if action == "impatient" else (born, NEVER)
     elif action == "close":
         machine.intent = Intent.CLOSING
     elif action == "interleave":

@@ -19,6 +19,7 @@ from units import RecordingRun
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Intent
+from dist_wandb.exchange.protocol.contributors import NEVER
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.rows import Contribution, Rows
@@ -625,7 +626,7 @@ def test_a_corrected_row_is_whole_but_for_the_primarys_own_values() -> None:
     unit.log(0, {"loss": 1.0, "lr": 0.5, "text": "a"}, 0)
     for _ in range(3):
         unit.exchange()
-    row_units.give_up(unit.rounds[0], unit.rounds[0].table.round, new_only=True)
+    unit.rounds[0].gives_up = unit.rounds[0].table.round, NEVER
     unit.exchange()
     unit.log(1, {"loss": 3.0}, 0)
     assert unit.close() == [
