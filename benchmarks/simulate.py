@@ -154,7 +154,7 @@ class Job:
 def _members(session: Session) -> int:
     """Return the number of members of a session's exchange, which has no public attribute."""
     exchange: Any = session._exchange  # noqa: SLF001
-    generation = exchange._worker.participation.generation  # noqa: SLF001
+    generation = exchange.participation.generation
     return len(generation.members) if generation is not None else 1
 
 

@@ -56,7 +56,7 @@ def begin_opening(unit: Ranks, rank: int) -> None:
 
 
 def goes_on_with(exchange: CollectiveExchange, size: int) -> bool:
-    return len(exchange.rounds.table.ranks.members) == size and exchange.group is not None
+    return len(exchange.rounds.table.ranks.members) == size and exchange.participation.group is not None
 
 
 # --- healthy ranks ----------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
     unit.write_all(lambda rank: {"loss": float(rank), "epoch": 3}, 0)
     start = time.monotonic()
     before = [exchange.rounds.table.round for exchange in unit.exchanges.values()]
-    groups: list[Any] = [exchange.group for exchange in unit.exchanges.values()]
+    groups: list[Any] = [exchange.participation.group for exchange in unit.exchanges.values()]
     collectives = [group.collectives for group in groups]
     for step in range(1, 21):
         for rank in range(size):
@@ -165,7 +165,7 @@ def test_a_rank_that_has_closed_and_is_gone_is_not_lost(
     assert unit.last("loss") == {0: 1.0, 1: 0.5, 2: 0.5, 3: 0.5}
     assert not unit.flagged()
     assert not warnings(caplog)
-    assert unit.exchanges[0].lost == frozenset()
+    assert unit.exchanges[0].lifecycle.lost == frozenset()
 
 
 def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
@@ -369,7 +369,7 @@ def test_a_rank_that_dies_between_its_opening_and_its_first_round_is_lost(
     unit.close()
     assert unit.flagged() == {0: 1}
     assert "Rank 2 opened a session, but did not take part" in caplog.text
-    assert unit.exchanges[0].lost == {2}, "so that the run ends as failed"
+    assert unit.exchanges[0].lifecycle.lost == {2}, "so that the run ends as failed"
 
 
 def test_ranks_that_end_do_not_spend_all_their_time_on_one_that_died_after_it_had_arrived(
@@ -381,7 +381,7 @@ def test_ranks_that_end_do_not_spend_all_their_time_on_one_that_died_after_it_ha
     unit.log_all(lambda rank: {"loss": 1.0 + rank}, 0, ranks=range(2))
     unit.close()
     assert (unit.last("loss"), unit.flagged()) == ({0: 1.5}, {0: 1})
-    assert unit.exchanges[0].lost == {2}, "so that the run ends as failed"
+    assert unit.exchanges[0].lifecycle.lost == {2}, "so that the run ends as failed"
 
 
 def test_a_rank_that_comes_too_late_to_what_continues_its_session_says_that_it_stalled(
@@ -407,7 +407,7 @@ def test_a_rank_that_dies_while_it_opens_its_session_is_lost_if_the_only_other_o
     unit.log(0, {"loss": 1.0}, 0)
     unit.together(lambda exchange: exchange.close())
     assert unit.flagged() == {0: 1}
-    assert unit.exchanges[0].lost == {1}, "so that the run ends as failed"
+    assert unit.exchanges[0].lifecycle.lost == {1}, "so that the run ends as failed"
 
 
 def test_a_rank_that_failed_before_the_others_began_is_reported(
@@ -480,7 +480,7 @@ def test_rows_that_a_device_never_computes_count_as_lost(
     unit.exchanges[0].put(Contribution({"loss": Stall().number(asked=True)}, 1))
     assert unit.together(lambda exchange: exchange.close(0.5)) == [False, True]
     assert unit.last("loss") == {0: 1.0}
-    assert unit.exchanges[0].unwritten == 1
+    assert unit.exchanges[0].lifecycle.unwritten == 1
     assert "1 rows of rank 0 are lost: the device has not computed their values, or images are not" in caplog.text
 
 
@@ -606,7 +606,7 @@ def test_finish_writes_everything_however_long_it_takes(
     assert unit.exchanges[0].close(0.3) is False
     assert [row["global_step"] for row in unit.run.rows] == list(range(150))
     assert all(row[DEGRADED] == 1 for row in unit.run.rows)
-    assert unit.exchanges[0].unwritten == 0
+    assert unit.exchanges[0].lifecycle.unwritten == 0
     assert "rank 0 writes its last rows: " in caplog.text
     assert re.search("of 15[01] are left", caplog.text)
 

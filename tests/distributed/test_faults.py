@@ -81,7 +81,7 @@ def test_random_failures_neither_lose_nor_duplicate_numbers(
 ) -> None:
     """In a tree, a result on its way down reaches some members and not others: it is in the former's checkpoints."""
     limit(transport, FAN_OUT=most)
-    faults = Faults(seed, (5, 25) if size == most else (60, 250))
+    faults = Faults(seed, (6, 30) if size == most else (60, 250))
     break_some(monkeypatch, faults, IN_ONE_GROUP if size == most else IN_A_TREE)
     unit = ranks(size, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=120))
     schedule = random.Random(seed)

@@ -199,7 +199,7 @@ def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
     def die(group: gloo.GlooGroup, data: bytes) -> list[bytes]:
         if group.rank == 2:
             dying.set()
-            eventually(lambda: unit.exchanges[2]._lifecycle.is_stopped)
+            eventually(lambda: unit.exchanges[2].lifecycle.is_stopped)
             raise BrokenError("dead")
         return collect(group, data)
 

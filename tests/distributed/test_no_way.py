@@ -74,7 +74,7 @@ def test_rows_lack_a_rank_that_left_before_its_numbers_were_received(
     unit.close(0)
     assert unit.last("loss")[2] == 2.0
     assert unit.flagged() == {1: 1, 2: 1}
-    assert unit.exchanges[0].lost == frozenset(), "it has not failed, either"
+    assert unit.exchanges[0].lifecycle.lost == frozenset(), "it has not failed, either"
     what = "Rank 1 ended after step 0, before the others had received all that it logged (see finish_timeout)"
     assert messages(caplog, what)
     assert not messages(caplog, "Lost rank"), "it is healthy"
@@ -192,7 +192,7 @@ def test_a_rank_that_leaves_while_the_others_regroup_is_not_waited_for(
 
     def publish_slowly(self: JobStore, key: str, value: Any) -> None:
         if key.startswith("gone/") and self.topology.global_rank == 2:
-            group: Any = unit.exchanges[2].group
+            group: Any = unit.exchanges[2].participation.group
             group.close()
             time.sleep(1.0)
         publish(self, key, value)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments import Contributions
+from dist_wandb.exchange.attachments import Attachments
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.transport import Group
@@ -82,9 +82,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.collectives: list[str] = []  # of the last exchange
-        self._ranks: list[Any] = [
-            FusedMetrics(Contributions(rank, Counter()), merges=rank == 0) for rank in range(size)
-        ]
+        self._ranks: list[Any] = [FusedMetrics(Attachments(rank, Counter()), merges=rank == 0) for rank in range(size)]
 
     def log(self, metrics: Sequence[Any]) -> dict[str, Any]:
         """Merge one metric of each rank. Return the values that are written, by suffixes of names."""

@@ -17,7 +17,7 @@ from row_units import Life, Logged, Unit
 
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import number_at
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.memory import Row
 
 
 @dataclass

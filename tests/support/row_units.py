@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.calls import Intent, Key
-from dist_wandb.exchange.protocol.contributors import Contributors, Progress
+from dist_wandb.exchange.protocol.contributors import NEVER, Contributors, Progress
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.memory import Memory
+from dist_wandb.exchange.protocol.memory import Memory, Row
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.protocol.table import Row, Table
+from dist_wandb.exchange.protocol.table import Table
 
 SHORT, LONG = 1.0, 8.0  # seconds of patience with new names, and with ranks that usually log a name
 MOST_ROUNDS = 1000
@@ -190,6 +190,8 @@ class Unit:
         for rank in members:
             if rank not in outcomes:  # with what the others have kept of the round
                 outcomes[rank] = self.machines[rank].unpack(self.machines[rank].plan(offers), *lists)
+        for rank in members:
+            self.machines[rank].gives_up = NEVER, NEVER
         self.outcomes = outcomes
         for rank, outcome in outcomes.items():
             owns = self.owns.setdefault((rank, self.lives[rank]), [])
@@ -220,18 +222,17 @@ class Unit:
 
     def impatient(self, short: float = SHORT, long: float = LONG) -> None:
         """Let the members give up what has waited too long, as of now."""
-        for patience, is_new in ((short, True), (long, False)):
-            born = max((number for number, at in self.times if at <= self.now - patience), default=-1)
-            if born >= 0:
-                for rank in self.members:
-                    self.machines[rank].give_up(**{"new" if is_new else "every": born})
+        times = [self.now - patience for patience in (short, long)]
+        new, every = (max((number for number, at in self.times if at <= since), default=NEVER) for since in times)
+        for rank in self.members:
+            self.machines[rank].gives_up = new, every
         self.times = [(number, at) for number, at in self.times if at > self.now - 2 * long]
         self.times.append((self.machines[self.members[0]].table.round, self.now))
 
     def give_up(self, *, new_only: bool) -> Outcome:
         """Let rank 0 give up waiting for everything that was received so far, and run a round."""
         machine = self.machines[self.members[0]]
-        machine.give_up(**{"new" if new_only else "every": machine.table.round})
+        machine.gives_up = (machine.table.round, NEVER) if new_only else (NEVER, machine.table.round)
         return self.exchange()
 
     def settle(self, seconds: float = 1.0) -> None:

@@ -73,22 +73,22 @@ class UnitExchange(CollectiveExchange):
     @property
     def kept(self) -> int:
         """How many rows this rank keeps for an absent primary."""
-        return len(self._worker.cycle.kept)
+        return len(self.participation.kept)
 
     def wait_for_peers(self, seconds: float) -> None:
-        self._worker.pacer.patience = seconds
+        self.turns.pacer.patience = seconds
 
     def wait_for_new_names(self, seconds: float) -> None:
         """Change how long new names wait for other ranks."""
-        self._worker.pacer.new_name_patience = seconds
+        self.turns.pacer.new_name_patience = seconds
 
     def die(self, *, notice: bool = True) -> None:
         """End as a killed process does: without a last round, and with lost connections."""
         if not notice:  # nor does it publish that it is gone
-            self._worker.participation.leave = lambda *_, **__: None  # type: ignore[method-assign]
-        self._lifecycle.has_failed = True
+            self.participation.leave = lambda *_, **__: None  # type: ignore[method-assign]
+        self.lifecycle.has_failed = True
         self._ask(stop=True)
-        assert self._lifecycle.ended.wait(SOON)
+        assert self.lifecycle.ended.wait(SOON)
 
 
 class PatientExchange(UnitExchange):
@@ -96,7 +96,7 @@ class PatientExchange(UnitExchange):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._worker.pacer.new_name_patience = math.inf
+        self.turns.pacer.new_name_patience = math.inf
 
 
 def _itself(job_store: JobStore) -> JobStore:
@@ -173,7 +173,7 @@ class Ranks:
     def lose_soon(self, peer_timeout: float) -> None:
         """Lose ranks that keep the others waiting for so long, in this generation only."""
         for exchange in self.exchanges.values():
-            group: Any = exchange.group
+            group: Any = exchange.participation.group
             group.timeout = peer_timeout
         self.pass_rounds()
 

@@ -2,9 +2,9 @@
 
 On the user's threads, no collective takes place, and only `flush` and `close` wait for ranks, for a limited time.
 
-The thread (`Worker`) reads what was logged until the next round is due (`Turns`; `Pacer` has its patience), makes calls
-of it (`Rows.posting`), takes part in a round (`Cycle`: offer, choose, reduce) of the ranks that are in its generation
-(`Participation`), and writes the rows that this finishes (`Rows.writing`). All of these share a `Context`.
+The thread reads what was logged until the next round is due (`Turns`; `Pacer` has its patience), makes calls of it
+(`Rows`), takes part in a round (offer, choose, reduce) of the ranks that are in its generation (`Participation`), and
+writes the rows that this finishes (`Writing`). All of these share a `Context`.
 
 Its phases are in `interface`. It goes from generation to generation of `membership`: it enters one, forms a group, and
 goes through rounds until all ranks close, a member breaks off, or a rank wants to join.
@@ -29,17 +29,16 @@ import time
 from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, Flush, Hooks, Phase, waiting_time
-from dist_wandb.exchange.membership import Situation
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, Flush, Hooks, Phase
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import Generation
-from dist_wandb.exchange.participation import Cycle, Participation
+from dist_wandb.exchange.participation import Participation
 from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
-from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, PRIMARY, UNOPENED, Context, Messages, Reports, report_lost
+from dist_wandb.exchange.reports import UNOPENED, Context, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed, undestroyed
-from dist_wandb.exchange.turns import Pacer, Turns
+from dist_wandb.exchange.transport import BrokenError, destroy_closed, undestroyed
+from dist_wandb.exchange.turns import Turns
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
 
@@ -64,12 +63,14 @@ class CollectiveExchange(Exchange):
             hold=2 * limits.linger,
             hold_of_part=limits.peer_timeout / 3,
         )
+        self._context = Context(unit, limits, rows, self.lifecycle)
+        if not hooks.names_unopened:
+            self._context.is_first(UNOPENED)
+        self.turns: Turns = Turns(self._context, self.rounds)
+        self.participation: Participation = Participation(self._context, self.rounds, self.turns.pacer)
         self._hooks = hooks
         self._rows = rows
-        reports = Reports(max(limits.peer_timeout, NEW_NAME_HEARTBEATS * limits.heartbeat), time.monotonic)
-        if not hooks.names_unopened:
-            reports.is_first(UNOPENED)
-        self._worker = Worker(Context(unit, limits, rows, reports, self._lifecycle), self.rounds, hooks)
+        self._late_from = math.inf  # on the monotonic clock: half of the time to end is over
 
     def start(self) -> None:
         # The transport is imported here, if torch is already: on the thread, that might happen while Python exits after
@@ -81,24 +82,24 @@ class CollectiveExchange(Exchange):
         super().start()
 
     def put(self, contribution: Contribution) -> None:
-        if self._lifecycle.phase is not _BROKEN:
-            self._worker.turns.put(contribution)
+        if self.lifecycle.phase is not _BROKEN:
+            self.turns.put(contribution)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        return super().flush(timeout, together=together) and not self._worker.cycle.keeps_rows
+        return super().flush(timeout, together=together) and not self.participation.keeps_rows
 
     def pass_on(self, successor: Exchange) -> None:
         super().pass_on(successor)
-        self._worker.turns.pass_on(successor.put)
+        self.turns.pass_on(successor.put)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """End the exchange: a rank that writes waits for all others, any other rank until everything is delivered."""
         if self._is_foreign:
             return True
-        lifecycle, cycle = self._lifecycle, self._worker.cycle
+        lifecycle, participation = self.lifecycle, self.participation
         lifecycle.has_failed = lifecycle.has_failed or failed
-        limit = waiting_time(self._limits, timeout, failed=failed)
-        self._worker.late_from = time.monotonic() + limit / 2
+        limit = self._waiting_time(timeout, failed=failed)
+        self._late_from = time.monotonic() + limit / 2
         self._ask()
         try:
             ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
@@ -110,21 +111,21 @@ class CollectiveExchange(Exchange):
         if failed:
             self._stop()
             return lifecycle.has_kept_all
-        messages, flagged = self._worker.messages, self._rows.writing.marked
-        if cycle.keeps_rows:
-            messages.primary_stays_away(limit, cycle.kept_after)
-        messages.overdue = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often"
+        context, flagged = self._context, self._rows.writing.marked
+        if participation.keeps_rows:
+            context.primary_stays_away(limit, participation.kept_after)
+        context.overdue = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often"
         self._stop()
-        if not cycle.keeps_rows and lifecycle.has_kept_all:
-            messages.time_is_over(limit, self._rows.writing.marked - flagged)  # what has happened to the rows
+        if not participation.keeps_rows and lifecycle.has_kept_all:
+            context.time_is_over(limit, self._rows.writing.marked - flagged)  # what has happened to the rows
         return False
 
     def _await_end(self, ended: threading.Event, limit: float) -> bool:
         """Wait until the limit; until the ranks have met, after a failure: for no longer than without `finish`."""
-        lifecycle, most = self._lifecycle, time.monotonic() + WITHOUT_FINISH
+        lifecycle, most = self.lifecycle, time.monotonic() + WITHOUT_FINISH
         deadline = time.monotonic() + limit  # without the time in which the rank that writes opens its run
         while not ended.wait(min(_POLL_INTERVAL, max(0.0, deadline - time.monotonic()))):
-            if self._worker.participation.generation:
+            if self.participation.generation:
                 begins = lifecycle.has_failed and not self.rounds.table.round
             else:
                 begins = not (self._rows.writes or lifecycle.is_stopped) and self._hooks.is_opening()
@@ -136,7 +137,7 @@ class CollectiveExchange(Exchange):
         return True
 
     def _stop_at_exit(self, within: float, *, failed: bool) -> None:
-        lifecycle, deadline = self._lifecycle, time.monotonic() + within
+        lifecycle, deadline = self.lifecycle, time.monotonic() + within
         if not failed:  # ranks that are behind have yet to request what belongs to this rank's values
             while lifecycle.is_needed and time.monotonic() < deadline and not lifecycle.ended.wait(_POLL_INTERVAL):
                 pass
@@ -144,20 +145,15 @@ class CollectiveExchange(Exchange):
             self._stop()
 
     @property
-    def group(self) -> Group | None:
-        """The participating ranks; `None` if there are none yet."""
-        return self._worker.cycle.group
-
-    @property
     def is_only_one(self) -> bool:
         """Whether the exchange has ended without any other rank having opened a session."""
-        return self._worker.participation.attendance.is_only_one and self._lifecycle.ended.is_set()
+        return self._context.is_only_one and self.lifecycle.ended.is_set()
 
     def _wake(self, flush: Flush | None = None) -> None:
-        self._worker.turns.wake(flush)
+        self.turns.wake(flush)
 
     def _left(self) -> int:
-        return self._worker.turns.left()
+        return self.turns.left()
 
     def _stop(self, interrupt: KeyboardInterrupt | None = None) -> None:
         """Wait for no other rank any longer, and until what is left is written: see `_write_rest`."""
@@ -165,70 +161,52 @@ class CollectiveExchange(Exchange):
         try:
             self._write_rest(interrupt)
         finally:
-            self._rows.writing.is_over = not self._lifecycle.ended.is_set()
+            self._rows.writing.is_over = not self.lifecycle.ended.is_set()
+
+    # On the thread
 
     def _run(self) -> None:
-        self._worker.run()
-
-
-class Worker:
-    """The work of an exchange's thread."""
-
-    def __init__(self, context: Context, rounds: Rounds, hooks: Hooks) -> None:
-        self.messages: Messages = Messages(context)
-        self.pacer: Pacer = Pacer(context.limits, time.monotonic())
-        self.cycle: Cycle = Cycle(context, rounds, self.pacer)
-        self.participation: Participation = Participation(context, rounds, self.cycle)
-        self._context = context
-        self._rounds = rounds
-        self._hooks = hooks
-        self.turns: Turns = Turns(context, rounds, self._post)
-        self.late_from: float = math.inf  # on the monotonic clock: half of the time to end is over
-
-    def run(self) -> None:
         is_closed = False
         try:
             with suppress(Stopped):
                 self._take_part()
                 is_closed = True
             self.turns.drain()  # stopping this thread also wakes it
-            delivered = not (self._rounds.outbox.waiting or self.cycle.is_awaited()) and self.turns.is_empty
+            delivered = not (self.rounds.outbox.waiting or self.participation.is_awaited()) and self.turns.is_empty
             self.participation.leave(delivered=delivered, is_closed=is_closed)
         except Over as over:
             if over.args:
-                self.messages.primary_is_unreachable(0, "", *over.args)
+                self._context.primary_is_unreachable(0, "", *over.args)
             else:
-                self.messages.was_awaited = self.participation.was_awaited()
+                self._context.was_awaited = self.participation.was_awaited()
             self._continue_alone()
         except RendezvousError as error:
-            self._context.warn("store", f"{error} Rank {self._context.rank} continues alone.")
+            self._context.warn("store", f"{error} Rank {self._rank} continues alone.")
             self._continue_alone()
         except Exception:  # noqa: BLE001  # the training must continue, and no logged row may be lost
-            _log.exception("dist_wandb: the exchange of rank %d failed; it continues alone", self._context.rank)
+            _log.exception("dist_wandb: the exchange of rank %d failed; it continues alone", self._rank)
             self._continue_alone()
         finally:
-            self._write_rest(is_closed=is_closed)
+            self._write_last(is_closed=is_closed)
             # other messages appear once for many values
-            report_lost(self._context.rank, self._context.rows.writer.lost)
-            self._context.lifecycle.end()
+            report_lost(self._rank, self._rows.writer.lost)
+            self.lifecycle.end()
             self.turns.answer(list(self.turns.flushes))
             # releases the store: in reference cycles, its connections would stay open until garbage collection
             self.participation.membership = None
             self._hooks = Hooks()
-            self._context.rows.writing.global_rank_of = int
+            self._rows.writing.global_rank_of = int
 
     def _take_part(self) -> None:
         """Go through generations until all participating ranks have closed and all their values are finished."""
         hooks = self._hooks
         generation: Generation | None = None
-        has_rows = lambda: self.turns.puts > 0 and not self._context.lifecycle.has_failed  # noqa: E731
-        patience = min(self._context.limits.peer_timeout, self._context.limits.flush_timeout / 2)
-        situation = Situation(hooks, self.turns.is_due, patience, has_rows)
+        has_rows = lambda: self.turns.puts > 0 and not self.lifecycle.has_failed  # noqa: E731
         try:
-            generation = self.participation.arrive(hooks.find, self._gives_up_waiting, situation)
+            generation = self.participation.arrive(hooks, self.turns.is_due, has_rows, self._gives_up_waiting)
         except Moved as moved:
             if hooks.move is not None:
-                self._context.lifecycle.phase = Phase.MOVING
+                self.lifecycle.phase = Phase.MOVING
                 hooks.move(self._context.unit.global_rank_of(moved.primary))
         while generation is not None:
             generation = self._go_through(generation)
@@ -241,39 +219,39 @@ class Worker:
         generation, membership = participation.enter(generation), participation.joined
         is_broken = False
         try:
-            group = membership.forming.form(generation, self._should_abort, lambda: time.monotonic() >= self.late_from)
-            self.cycle.begin(group, generation.members, membership.presence.global_ranks.update)
+            group = membership.forming.form(generation, self._should_abort, lambda: time.monotonic() >= self._late_from)
+            participation.begin(group, generation)
             while not (outcome := self._round()).regroup:
                 if outcome.closed:
                     return None
         except BrokenError as error:  # only its text is kept: its traceback keeps the group's connections open
-            _log.debug("dist_wandb: %s broke on rank %d: %s", generation, self._context.rank, str(error))
+            _log.debug("dist_wandb: %s broke on rank %d: %s", generation, self._rank, str(error))
             is_broken = True
-        self.cycle.close()
-        if is_broken and self._context.lifecycle.is_stopped:
+        participation.end_rounds()
+        if is_broken and self.lifecycle.is_stopped:
             raise Stopped
         return participation.recover(generation) if is_broken else participation.admit(generation)
 
     def _round(self) -> Outcome:
         self._await_turn()
-        lifecycle, rounds = self._context.lifecycle, self._rounds
+        lifecycle, rounds = self.lifecycle, self.rounds
         if lifecycle.is_stopped:
             raise Stopped
         table, oldest = rounds.table, next(rounds.table.unwritten(), None) if rounds.table.open else None
         born = None if oldest is None else table.cells[oldest].born
-        rounds.give_up(*self.pacer.begin_round(time.monotonic(), table.round, born))
-        outcome = self.cycle.round(regroup=self.participation.is_somebody_waiting())
-        self.messages.about(outcome)
+        rounds.gives_up = self.turns.pacer.begin_round(time.monotonic(), table.round, born)
+        outcome = self.participation.round(regroup=self.participation.is_somebody_waiting())
+        self._context.about(outcome)
         if (
             lifecycle.is_closing
             and not rounds.outbox.waiting
             and self.turns.is_empty
-            and not self._awaits_primary()
-            and not (lifecycle.has_failed and self._context.rows.writes and not rounds.settled)
+            and not self.participation.awaits_primary()
+            and not (lifecycle.has_failed and self._rows.writes and not rounds.settled)
         ):
-            if not self._context.rows.writes:  # its own run, if it has one, ends before this thread
-                self._context.rows.writing.end_row()
-            lifecycle.is_needed = self.cycle.is_awaited(by_late=True)
+            if not self._rows.writes:  # its own run, if it has one, ends before this thread
+                self._rows.writing.end_row()
+            lifecycle.is_needed = self.participation.is_awaited(by_late=True)
             lifecycle.delivered.set()
         self.turns.end_round(outcome)
         return outcome
@@ -281,47 +259,30 @@ class Worker:
     def _await_turn(self) -> None:
         if undestroyed:
             destroy_closed()
-        self._hooks.between_rounds(self._rounds.side_data.most_published)
-        self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
-        self._rounds.side_data.published = self._hooks.publications()
-        self._rounds.side_data.axes = self._context.rows.axes()
-
-    def _post(self, contribution: Contribution) -> None:
-        try:
-            self._context.rows.posting.post(contribution, self._rounds, time.monotonic())
-        except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
-            self._context.rows.writer.lost["that could not be processed"] += len(contribution.metrics)
-            _log.exception(
-                "dist_wandb: a row of rank %d could not be processed and is lost: %r",
-                self._context.rank,
-                list(contribution.metrics),
-            )
-
-    def _awaits_primary(self) -> bool:
-        """Return whether the rank that writes is away, but may return for the values kept for it."""
-        may_come = self.cycle.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
-        return may_come and not self.participation.joined.presence.departures.is_gone(PRIMARY)
+        self._hooks.between_rounds(self.rounds.side_data.most_published)
+        self.turns.wait(self.participation.awaits_primary)
+        self.rounds.side_data.published = self._hooks.publications()
+        self.rounds.side_data.axes = self._rows.axes()
 
     def _gives_up_waiting(self) -> bool:
-        lifecycle = self._context.lifecycle
-        is_new = self.participation.generation is None and not self._context.rows.writes
+        lifecycle = self.lifecycle
+        is_new = self.participation.generation is None and not self._rows.writes
         return lifecycle.is_stopped or (lifecycle.is_closing and is_new and not self.turns.puts)
 
     def _should_abort(self) -> bool:
-        if self._context.lifecycle.is_stopped:
+        if self.lifecycle.is_stopped:
             return True
-        is_held_up = self.cycle.group is not None and self.pacer.is_held_up(time.monotonic())
-        is_full = is_held_up and self.turns.backlog > self._context.limits.max_pending_rows
+        is_held_up = self.participation.group is not None and self.turns.pacer.is_held_up(time.monotonic())
+        is_full = is_held_up and self.turns.backlog > self._limits.max_pending_rows
         return is_full or self.participation.is_broken()
 
     def _continue_alone(self) -> None:
-        lifecycle = self._context.lifecycle
+        lifecycle = self.lifecycle
         lifecycle.phase = Phase.ALONE
-        if self.cycle.keeps_rows:
-            self._may_have_lost(len(self.cycle.kept), self.cycle.kept_after)
-        self.cycle.continue_alone()
-        self.participation.be_alone()
-        self.cycle.kept.clear()
+        if self.participation.keeps_rows:
+            self._may_have_lost(len(self.participation.kept), self.participation.kept_after)
+        self.participation.continue_alone()
+        self.participation.kept.clear()
         try:
             while not (lifecycle.is_closing and self.turns.is_empty) and not lifecycle.is_stopped:
                 self._await_turn()
@@ -329,44 +290,41 @@ class Worker:
                 self.turns.end_round(Outcome(paused=True))
         except Exception:  # noqa: BLE001  # as in run
             lifecycle.phase = Phase.BROKEN
-            _log.exception("dist_wandb: rank %d can no longer write rows to W&B", self._context.rank)
+            _log.exception("dist_wandb: rank %d can no longer write rows to W&B", self._rank)
 
     def _write_all(self) -> None:
-        if self._rounds.outbox.waiting:
-            self.messages.too_late()
-            if not self._context.rows.writes:
-                self._may_have_lost(len(self._rounds.outbox.waiting))
-                self._rounds.outbox.waiting.clear()
-        self.cycle.write_due()
-        while self._rounds.busy and not self._context.rows.writing.is_over:
-            outcome = self.cycle.round()
+        if self.rounds.outbox.waiting:
+            self._context.too_late()
+            if not self._rows.writes:
+                self._may_have_lost(len(self.rounds.outbox.waiting))
+                self.rounds.outbox.waiting.clear()
+        self.participation.write_due()
+        while self.rounds.busy and not self._rows.writing.is_over:
+            outcome = self.participation.round()
             if outcome.closed or not (outcome.more or outcome.taken):
                 break
-        self.cycle.has_more = False
 
     def _may_have_lost(self, rows: int, kept_after: str = "") -> None:
-        self._context.lifecycle.may_have_lost = True
-        if not self._context.reports.has("lost"):
+        self.lifecycle.may_have_lost = True
+        if not self._context.has("lost"):
             has_begun = self.participation.generation is not None  # so the primary has opened its run
             is_certain = has_begun or self._hooks.move is None or self.participation.membership is None
             failure = None if has_begun else self._hooks.failure()
-            self.messages.primary_is_unreachable(rows, kept_after, failure, is_certain=is_certain)
+            self._context.primary_is_unreachable(rows, kept_after, failure, is_certain=is_certain)
 
-    def _write_rest(self, *, is_closed: bool) -> None:
+    def _write_last(self, *, is_closed: bool) -> None:
         """Write, at the end, the values that were not combined with other ranks, or report them as lost."""
-        self.cycle.continue_alone()
         try:
-            writing = self._context.rows.writing
+            self.participation.continue_alone(is_closed=is_closed)
+            writing = self._rows.writing
             while not writing.is_over and self.turns.drain(_LAST_WAIT if self.turns.computing else 0.0):
                 pass
             if self.turns.computing:
-                self._context.lifecycle.unwritten += len(self.turns.computing)
-                self.messages.not_computed(len(self.turns.computing))
-            if not is_closed:
-                self.participation.be_alone()
-            self._rounds.intent = Intent.CLOSING
+                self.lifecycle.unwritten += len(self.turns.computing)
+                self._context.not_computed(len(self.turns.computing))
+            self.rounds.intent = Intent.CLOSING
             self._write_all()
-            self._context.rows.act(math.inf)
+            self._rows.act(math.inf)
             writing.end()
         except Exception:  # noqa: BLE001  # the thread must end normally
-            _log.exception("dist_wandb: the last rows of rank %d could not be written", self._context.rank)
+            _log.exception("dist_wandb: the last rows of rank %d could not be written", self._rank)

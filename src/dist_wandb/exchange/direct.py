@@ -30,16 +30,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.interface import (
-    DEVICE_POLL_INTERVAL,
-    Exchange,
-    Flush,
-    Hooks,
-    Phase,
-    is_set_within,
-    waiting_time,
-)
-from dist_wandb.exchange.membership import Membership, Situation
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Exchange, Flush, Hooks, Phase
+from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.forming import Moved, Over, Stopped
 from dist_wandb.exchange.membership.generations import keys_of
 from dist_wandb.exchange.reports import report_lost
@@ -50,7 +42,7 @@ from dist_wandb.settings.plan import Unit
 
 _log = logging.getLogger("dist_wandb")
 _POLL_INTERVAL = 0.1  # seconds between two checks whether all writers are attached
-_END_OF_ROW = Contribution({}, None, follows=sys.maxsize)
+_END_OF_ROW = Contribution({}, None, writes_before=sys.maxsize)
 _STANDSTILL = 1.0  # seconds after which a row that is being written is no longer waited for
 
 
@@ -96,7 +88,7 @@ class DirectExchange(Exchange):
         if self._is_free and contribution.has_arrived():
             self._writing_thread = threading.get_ident()
             try:
-                self._rows.posting.write_own(contribution)
+                self._rows.write_own(contribution)
             finally:
                 self._writing_thread = None
             return
@@ -109,7 +101,7 @@ class DirectExchange(Exchange):
                     "has stalled. Further rows are lost until it continues. See max_pending_rows.",
                 )
                 self._dropped += 1
-                self._lifecycle.unwritten += 1
+                self.lifecycle.unwritten += 1
                 return
             time.sleep(DEVICE_POLL_INTERVAL)
         self._hand_over(contribution)
@@ -143,7 +135,7 @@ class DirectExchange(Exchange):
         """Flush, write all rows even if other writers are missing, and end the thread; see `Exchange.close`."""
         if self._is_foreign:
             return True
-        lifecycle, interrupt = self._lifecycle, None
+        lifecycle, interrupt = self.lifecycle, None
         lifecycle.has_failed = failed
         try:
             if not failed:
@@ -165,7 +157,7 @@ class DirectExchange(Exchange):
                 f"{self._dropped} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, "
                 "or a device has not computed their values. The run ends as failed.",
             )
-        return self._thread in self._unstarted or not (self.unwritten or any(self._rows.writer.lost.values()))
+        return self._thread in self._unstarted or not (lifecycle.unwritten or any(self._rows.writer.lost.values()))
 
     def _left(self) -> int:
         return sum(isinstance(item, Contribution) for item in self._waiting.copy())
@@ -173,7 +165,7 @@ class DirectExchange(Exchange):
     # On the thread
 
     def _run(self) -> None:
-        lifecycle, has_all_writers = self._lifecycle, self._has_all_writers
+        lifecycle, has_all_writers = self.lifecycle, self._has_all_writers
         until, most = time.monotonic() + self._limits.join_timeout, self._limits.max_pending_rows
         try:
             while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
@@ -206,7 +198,7 @@ class DirectExchange(Exchange):
     def _write(self, contribution: Contribution) -> None:
         """Write a row, or end the one that is left open. Never raises."""
         try:
-            self._rows.posting.write_own(contribution)
+            self._rows.write_own(contribution)
         except Exception as error:  # noqa: BLE001  # one row must not end the others
             self._rows.writer.lost["that W&B refused"] += len(contribution.metrics)
             message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
@@ -247,17 +239,17 @@ class WatchingExchange(Exchange):
         if self._writes and self._dropped:
             message = "dist_wandb: %d rows of rank %d are lost: see max_pending_rows. The run ends as failed."
             _log.warning(message, self._dropped, self._rank)
-            successor._lifecycle.unwritten += self._dropped  # noqa: SLF001  # of this base class
+            successor.lifecycle.unwritten += self._dropped
             self._dropped = 0
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Wait until it is certain which rank writes the run; no longer than a heartbeat if the process has failed."""
         if self._is_foreign:
             return True
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         lifecycle.has_failed = failed
         self._ask()
-        is_set_within(lifecycle.ended, waiting_time(self._limits, timeout, failed=failed), lambda: False)
+        lifecycle.ended.wait(self._waiting_time(timeout, failed=failed))
         self._ask(stop=True)
         has_ended = self._write_rest()
         if self._has_rows and lifecycle.successor is None and (failure := self._hooks.failure()):
@@ -268,18 +260,18 @@ class WatchingExchange(Exchange):
         return has_ended and lifecycle.has_kept_all
 
     def _is_stopped(self) -> bool:
-        return (self._lifecycle.is_closing and not self._kept) or self._lifecycle.is_stopped
+        return (self.lifecycle.is_closing and not self._kept) or self.lifecycle.is_stopped
 
     def _run(self) -> None:
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         try:
             hooks, store, unit, primary = self._hooks, self._hooks.find(), self._unit, None
             has_rows = lambda: bool(self._kept) and not lifecycle.has_failed  # noqa: E731
-            situation = Situation(hooks, lambda: lifecycle.is_closing, has_rows=has_rows, watches=True)
+            is_due = lambda: lifecycle.is_closing  # noqa: E731
             try:  # waits until it is certain which rank of the unit writes its run
                 if store is not None:
                     membership = Membership(unit, self._limits, store.beside(keys_of(unit)), self._is_stopped)
-                    membership.arrive(self._limits.join_timeout, situation)
+                    membership.arrive(self._limits.join_timeout, hooks, is_due, has_rows, watches=True)
             except Moved as moved:
                 primary = moved.primary
             except Over:

@@ -83,11 +83,13 @@ class Lifecycle:
         self.delivered: threading.Event = threading.Event()
         self.ended: threading.Event = threading.Event()
         self.has_failed = False  # the process has failed, or the user has interrupted the end
-        self.lost: frozenset[int] = frozenset()  # as in `Exchange`
+        # Indices in the unit of ranks that opened a session, and are gone without having finished; those of them with
+        # which this one never exchanged anything.
+        self.lost: frozenset[int] = frozenset()
         self.unmet: frozenset[int] = frozenset()
         self.is_needed = False  # others will request states, tables or spreads of what was delivered
         self.may_have_lost = False  # rows may be lost, because the rank that writes them cannot be reached
-        self.unwritten = 0  # rows that were put, and given up at the end
+        self.unwritten = 0  # rows that were put, and that `close` has given up
         self.successor: Exchange | None = None  # continues in place of this exchange, with another primary
 
     @property
@@ -114,7 +116,7 @@ class Exchange(ABC):
     def __init__(self, limits: Limits, rank: int, name: str) -> None:
         self._limits = limits
         self._rank = rank  # in the job, for messages
-        self._lifecycle = Lifecycle()
+        self.lifecycle = Lifecycle()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"dist_wandb-{name}", daemon=True)
 
@@ -134,15 +136,18 @@ class Exchange(ABC):
         The timeout is in seconds, by default `finish_timeout`. If all ranks flush here (`together`), the flush ends
         once everything that any of them put is finished.
         """
-        lifecycle, flush = self._lifecycle, Flush(together=together)
+        lifecycle, flush = self.lifecycle, Flush(together=together)
         if self._is_foreign or lifecycle.ended.is_set():
             flush.set()
         else:
             self._wake(flush)
-        is_set = is_set_within(flush, waiting_time(self._limits, timeout), lifecycle.ended.is_set)
+        deadline = time.monotonic() + self._waiting_time(timeout)
+        while not flush.wait(min(_SLICE, max(0.0, deadline - time.monotonic()))):
+            if lifecycle.ended.is_set() or time.monotonic() >= deadline:
+                break
         if lifecycle.successor is not None:
             return lifecycle.successor.flush(timeout, together=together)
-        return is_set and lifecycle.has_kept_all
+        return flush.is_set() and lifecycle.has_kept_all
 
     @abstractmethod
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
@@ -155,7 +160,7 @@ class Exchange(ABC):
 
     def pass_on(self, successor: Exchange) -> None:
         """Give what waits, on this exchange's thread, to the one with which the session continues; repeatable."""
-        self._lifecycle.successor = successor
+        self.lifecycle.successor = successor
 
     def detach(self) -> None:
         """End without waiting: nothing more is put, and there is no run to write to."""
@@ -167,7 +172,7 @@ class Exchange(ABC):
         if self._is_foreign:
             return
         within = min(self._limits.flush_timeout, WITHOUT_FINISH)
-        if not self._lifecycle.is_closing:
+        if not self.lifecycle.is_closing:
             self.close(within, failed=failed)
         self._stop_at_exit(within, failed=failed)
         if self._thread.is_alive():
@@ -177,21 +182,6 @@ class Exchange(ABC):
         self._ask(stop=True)
 
     @property
-    def lost(self) -> frozenset[int]:
-        """Indices in the unit of ranks that opened a session, and are gone without having finished."""
-        return self._lifecycle.lost
-
-    @property
-    def unmet(self) -> frozenset[int]:
-        """Those of the lost ranks with which this one never exchanged anything."""
-        return self._lifecycle.unmet
-
-    @property
-    def unwritten(self) -> int:
-        """How many rows that were put `close` has given up."""
-        return self._lifecycle.unwritten
-
-    @property
     def has_ended(self) -> bool:
         return not self._thread.is_alive()
 
@@ -199,10 +189,16 @@ class Exchange(ABC):
     def _is_foreign(self) -> bool:
         return os.getpid() != self._pid  # a fork does not have the thread
 
+    def _waiting_time(self, timeout: float | None, *, failed: bool = False) -> float:
+        """Return how long a flush or an end waits, in seconds; for other ranks, no longer than a grace if it failed."""
+        limits = self._limits
+        time_limit = limits.flush_timeout if timeout is None else timeout
+        return min(time_limit, limits.heartbeat + _LAST_ROUNDS, _LONGEST_GRACE) if failed else time_limit
+
     def _ask(self, *, stop: bool = False) -> None:
-        self._lifecycle.is_closing = True
+        self.lifecycle.is_closing = True
         if stop:
-            self._lifecycle.is_stopped = True
+            self.lifecycle.is_stopped = True
         self._wake()
 
     @abstractmethod
@@ -224,7 +220,7 @@ class Exchange(ABC):
         the user has interrupted it, or had before (`interrupt`). The second Ctrl-C, or the first one if the process has
         failed, gives up the rows that are left.
         """
-        lifecycle, rows = self._lifecycle, self._left()
+        lifecycle, rows = self.lifecycle, self._left()
         all_rows, why, quiet, is_told = rows, None, _QUIET, interrupt is None
         moved = told = time.monotonic()
         while why is None:
@@ -264,21 +260,6 @@ class Exchange(ABC):
         if interrupt is not None:
             raise interrupt
         return why is None
-
-
-def waiting_time(limits: Limits, timeout: float | None, *, failed: bool = False) -> float:
-    """Return how long a flush or an end waits, in seconds; for other ranks, no longer than a grace after a failure."""
-    time_limit = limits.flush_timeout if timeout is None else timeout
-    return min(time_limit, limits.heartbeat + _LAST_ROUNDS, _LONGEST_GRACE) if failed else time_limit
-
-
-def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[], bool]) -> bool:
-    """Wait for an event, up to `seconds` or until `gives_up` returns true; return whether the event is set."""
-    deadline = time.monotonic() + seconds
-    while not event.wait(min(_SLICE, max(0.0, deadline - time.monotonic()))):
-        if gives_up() or time.monotonic() >= deadline:
-            return event.is_set()
-    return True
 
 
 def end_all(*, failed: bool) -> None:

@@ -1,4 +1,4 @@
-"""One rank's way through the generations of its unit (`Participation`), and their rounds (`Cycle`), also alone.
+"""One rank's way through the generations of its unit, and their rounds, also alone.
 
 In a round, the members exchange what they offer, choose the same calls, and reduce the two lists that they pack. The
 consequences are the same on all members: they exchange metric states, tables and images of finished rows and the
@@ -14,49 +14,130 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.attachments import MOST_KEPT
-from dist_wandb.exchange.interface import Phase
-from dist_wandb.exchange.membership import Membership, Situation
+from dist_wandb.exchange.interface import Hooks, Phase
+from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.forming import BROKEN_POLL_INTERVAL, Stopped, grace
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, keys_of
 from dist_wandb.exchange.protocol.calls import Intent, Key, attached_among, is_attached
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.protocol.plan import Plan
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds, decoded, encoded
-from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.reports import PRIMARY, Attendance, Context
+from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
-from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.timed_caller import Interval, TimedCaller
 
+PRIMARY = 0  # its index in the unit
 _MOST_KEPT = 20_000  # rows kept for a primary that is away
 _STORE_POLL_INTERVAL = 0.05  # seconds between two checks whether there is a store
 
 
-class Cycle:
-    """Carries out one rank's rounds over a group; `begin` and `round` raise BrokenError if the exchange failed."""
+class Participation:
+    """Carries out one rank's rounds; `begin` and `round` raise BrokenError if the exchange failed."""
 
     def __init__(self, context: Context, rounds: Rounds, pacer: Pacer) -> None:
+        self.membership: Membership | None = None  # before there is a store
+        self.generation: Generation | None = None  # in which this rank participates, or participated last
         self.group: Group | None = None  # between two generations
-        self.has_more: bool = False  # whether some rank has more to contribute at once, as of the last round
-        self.has_primary: bool = False  # whether the primary participates
         self.kept: deque[Row] = deque(maxlen=_MOST_KEPT)  # for a primary that is away
         self.kept_after: str = ""  # the position after which rows are kept for it
-        self.checkpoint: Checkpoint = Checkpoint(0)
-        self._members: Sequence[int] = ()
         self._context = context
         self._rounds = rounds
         self._pacer = pacer  # does not count the time that attachments take
+        self._members: Sequence[int] = ()
+        self._has_primary = False  # whether the primary participates
+        self._checkpoint = Checkpoint(0)
         self._due: tuple[Row, ...] = ()  # finished, but not written yet
+        self._broken_poll = Interval(BROKEN_POLL_INTERVAL, context.unit.size)
+        self._joining_poll = Interval(context.limits.heartbeat)
 
-    def begin(self, group: Group, members: Sequence[int], learn_ranks: Callable[[dict[int, int]], None]) -> None:
-        """Begin a generation: do the work that remained. `learn_ranks` gets where `Unit.global_rank_of` is wrong."""
-        self.group, self._members = group, members
+    @property
+    def joined(self) -> Membership:
+        """The membership, once there is a store."""
+        if self.membership is None:
+            raise RuntimeError("there is no store yet")
+        return self.membership
+
+    # Joining
+
+    def arrive(
+        self, hooks: Hooks, is_due: Callable[[], bool], has_rows: Callable[[], bool], gives_up: Callable[[], bool]
+    ) -> Generation:
+        """Find the job's store, and return the first generation of the unit.
+
+        Raises as `Membership.arrive`; RendezvousError also if there is no store when it is too late.
+        """
+        lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
+        deadline = time.monotonic() + limits.join_timeout
+        while (job_store := hooks.find()) is None:
+            if gives_up():
+                raise Stopped
+            if time.monotonic() > deadline or lifecycle.is_closing:  # a finishing rank creates no process group
+                waited = "until it finished" if lifecycle.is_closing else f"within {limits.join_timeout:g} s"
+                raise RendezvousError(
+                    f"Rank {unit.global_rank} found no store of the job {waited}, so its numbers cannot be combined "
+                    "with those of other ranks. Call init_process_group."
+                )
+            time.sleep(_STORE_POLL_INTERVAL)
+        # A rank that was disconnected rejoins after its network returns; until then no other rank waits for it.
+        within = limits.join_timeout + limits.peer_timeout
+        caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
+        self.membership = Membership(unit, limits, job_store.beside(keys_of(unit), caller), gives_up)
+        self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
+        return self.membership.arrive(limits.join_timeout, hooks, is_due, has_rows)
+
+    def catch_up(self, generation: Generation) -> bool:
+        """Catch up with the others, who are at most one round ahead; return whether all ranks were done then."""
+        if generation.source in (None, self._context.unit.index) or not generation.follows(self.generation):
+            return False
+        checkpoint = self.joined.generations.checkpoint_before(generation)
+        if checkpoint.round != self._rounds.table.round + 1 or not checkpoint.offers:
+            return False
+        return self._unpack(checkpoint).closed
+
+    def enter(self, generation: Generation) -> Generation:
+        """Begin a generation, or, if this rank is not in it, the next one in which it is: see `Membership.join`.
+
+        Reports ranks that are missing, and those that came late.
+        """
+        membership, presence, context = self.joined, self.joined.presence, self._context
+        if context.unit.index not in generation.members:
+            if generation.follows(self.generation) and self._rounds.table.round > generation.last_round:
+                self._rounds.put_back()  # the contributions to a round that this generation's members broke off
+            generation = membership.generations.latest(generation)
+            if not presence.are_gone(generation.members):
+                if self.generation is not None or context.unit.index in generation.lost:
+                    context.warn("late", f"rank {context.rank} did not arrive in time, and asks to join.")
+                context.expect("late")  # the others report a rank that they have not waited for
+            generation = membership.join(generation, context.limits.join_timeout + context.limits.peer_timeout)
+            self.generation, self._has_primary = None, False
+            state = membership.generations.state(generation)
+            self._rounds.restore(state)
+            self._checkpoint = Checkpoint(self._rounds.table.round)
+            if context.rows.writes:  # what the others have finished while the primary was away
+                self._due += tuple(decoded(state["unwritten"]))
+            else:
+                self.kept.extend(decoded(state["unwritten"]))
+            presence.global_ranks.update(state["ranks"])
+        presence.gone.update(generation.gone)
+        before, self.generation = self.generation, generation
+        self._rounds.resize(generation.members, context.absent(presence, before, generation))
+        self._has_primary = PRIMARY in generation.members
+        if self._has_primary:
+            self.kept.clear()  # it received them when it joined
+        return generation
+
+    # Rounds
+
+    def begin(self, group: Group, generation: Generation) -> None:
+        """Begin the rounds of a generation: do the work that remained."""
+        self.group, self._members = group, generation.members
         unit, spreads = self._context.unit, self._context.rows.spreads
         due = [row for row in self._due if attached_among(row.names) or spreads.due([row])]
         own = {
@@ -68,36 +149,37 @@ class Cycle:
         greetings = [json.loads(text) for text in group.tally(json.dumps(own).encode())]
         if any(greeting["round"] != own["round"] for greeting in greetings):  # gloo would abort the process
             raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
-        learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
+        self.joined.presence.global_ranks.update(greeting["rank"] for greeting in greetings if greeting["rank"])
         together = {json.dumps(row): decoded(row) for greeting in greetings for row in greeting["due"]}
         self._exchange(group, list(together.values()))
         self.write_due()
 
     def round(self, *, regroup: bool = False) -> Outcome:
         """Take part in one round, and do the work that follows from it; `regroup` requests a new generation."""
-        group = self.group
+        group, table = self.group, self._rounds.table
         if group is None:
             raise RuntimeError("a round needs a group")
-        rounds = self._rounds
-        offered = group.tally(rounds.offer(time.monotonic(), regroup=regroup))
-        offers = {offer: frozenset(map(self._members.__getitem__, of)) for offer, of in offered.items()}
-        plan = rounds.plan(offers)
+        offered = group.tally(self._rounds.offer(time.monotonic(), regroup=regroup))
+        offers: dict[bytes, frozenset[int]] = {}
+        for offer, those in offered.items():
+            offers[offer] = frozenset(map(self._members.__getitem__, those))
+        plan = self._rounds.plan(offers)
         packed = plan.pack()
         sums, maxima = group.reduce(*packed) if any(packed) else packed
-        contributions = self._context.rows.attachments.contributions
-        if contributions.bytes_sent:
-            contributions.passed()
-        outcome = self._unpack(plan, Checkpoint(rounds.table.round + 1, offers, sums, maxima))
+        attachments = self._context.rows.attachments
+        if attachments.bytes_sent:
+            attachments.passed()
+        outcome = self._unpack(Checkpoint(table.round + 1, offers, sums, maxima), plan)
         self._exchange(group, self._due)
         self.write_due()
         # the end of the next round, which releases what is not kept for late ranks, should come at once
-        self.has_more = outcome.more or contributions.bytes_sent > 2 * MOST_KEPT
-        return outcome
+        return replace(outcome, more=True) if attachments.bytes_sent > 2 * MOST_KEPT else outcome
 
-    def _unpack(self, plan: Plan, checkpoint: Checkpoint) -> Outcome:
-        own, outcome = self._context.rows, self._rounds.unpack(plan, checkpoint.sums, checkpoint.maxima)
-        self.checkpoint = checkpoint
-        own.spreads.keep(self._rounds.outbox.last)
+    def _unpack(self, checkpoint: Checkpoint, plan: Plan | None = None) -> Outcome:
+        plan = plan or self._rounds.plan(checkpoint.offers)
+        outcome = self._rounds.unpack(plan, checkpoint.sums, checkpoint.maxima)
+        self._checkpoint = checkpoint
+        self._context.rows.spreads.keep(self._rounds.outbox.last)
         self._due += outcome.rows
         return outcome
 
@@ -106,7 +188,7 @@ class Cycle:
         for row in rows:
             if attached := attached_among(row.names):
                 keys += [Key(row.names[at], row.step, row.occurrences[at]) for at in attached]
-        if keys and (self.has_primary or own.writes):
+        if keys and (self._has_primary or own.writes):
             for attachment, due in own.attachments.due(keys, is_alone=len(self._members) == 1):
                 began = time.monotonic()
                 attachment.exchange(due, group)
@@ -116,7 +198,7 @@ class Cycle:
 
     def write_due(self) -> None:
         own, rows, self._due = self._context.rows, self._due, ()
-        if rows and not own.writes and not self.has_primary:
+        if rows and not own.writes and not self._has_primary:
             if len(self.kept) + len(rows) > _MOST_KEPT:
                 self._context.warn(
                     "unwritten",
@@ -132,7 +214,12 @@ class Cycle:
 
     @property
     def keeps_rows(self) -> bool:
-        return bool(self.kept) and not self.has_primary
+        return bool(self.kept) and not self._has_primary
+
+    def awaits_primary(self) -> bool:
+        """Return whether the rank that writes is away, but may return for the values kept for it."""
+        may_come = self.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
+        return may_come and not self.joined.presence.is_gone(PRIMARY)
 
     def is_awaited(self, *, by_late: bool = False) -> bool:
         """Return whether the others will request states, tables or spreads, or may, for a late rank (`by_late`)."""
@@ -140,151 +227,9 @@ class Cycle:
         if any(is_attached(key.name) or may_have_spread(key.name) for key in self._rounds.own_open()):
             return True
         ranks, memory = self._rounds.table.ranks, self._rounds.table.memory
-        others, contributions = ranks.members - ranks.closed, self._context.rows.attachments.contributions
-        givers = map(memory.ranks_of, contributions.cells() if others and by_late else ())
+        others, attachments = ranks.members - ranks.closed, self._context.rows.attachments
+        givers = map(memory.ranks_of, attachments.cells() if others and by_late else ())
         return any(those is not None and not those >= others for those in givers)
-
-    # Between generations
-
-    def catch_up(self, checkpoint: Checkpoint) -> bool:
-        """Catch up with the others, who are at most one round ahead; return whether all ranks were done then."""
-        if checkpoint.round != self._rounds.table.round + 1 or not checkpoint.offers:
-            return False
-        return self._unpack(self._rounds.plan(checkpoint.offers), checkpoint).closed
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the others' state, including rows that they finished while the primary was away."""
-        self._rounds.restore(state)
-        self.checkpoint = Checkpoint(self._rounds.table.round)
-        rows = decoded(state["unwritten"])
-        if self._context.rows.writes:
-            self._due += tuple(rows)
-        else:
-            self.kept.extend(rows)
-
-    def close(self) -> None:
-        if self.group is not None:
-            self.group.close()
-            self.group = None
-
-    # Alone
-
-    def continue_alone(self) -> None:
-        """Switch to rounds of this rank only."""
-        self.close()
-        self.group, self._members = Group(), (self._context.unit.index,)
-        if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
-            self._rounds.side_data.axes = self._context.rows.axes()
-        self.has_more = False
-        if self._context.rows.writes:  # what an exchange that broke has not merged
-            self._exchange(self.group, self._due)
-
-
-class Participation:
-    """One rank's way through generations."""
-
-    def __init__(self, context: Context, rounds: Rounds, cycle: Cycle) -> None:
-        self.attendance: Attendance = Attendance(context)
-        self.generation: Generation | None = None  # in which this rank participates, or participated last
-        self.membership: Membership | None = None  # before there is a store
-        self._context = context
-        self._rounds = rounds
-        self._cycle = cycle
-        self._broken_poll = Interval(BROKEN_POLL_INTERVAL, context.unit.size)
-        self._joining_poll = Interval(context.limits.heartbeat)
-
-    # Joining
-
-    def arrive(
-        self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], situation: Situation
-    ) -> Generation:
-        """Find the job's store, and return the first generation of the unit.
-
-        Raises as `Membership.arrive`; RendezvousError also if there is no store when it is too late.
-        """
-        lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
-        deadline = time.monotonic() + limits.join_timeout
-        while (job_store := find()) is None:
-            if gives_up():
-                raise Stopped
-            if time.monotonic() > deadline or lifecycle.is_closing:  # a finishing rank creates no process group
-                waited = "until it finished" if lifecycle.is_closing else f"within {limits.join_timeout:g} s"
-                raise RendezvousError(
-                    f"Rank {unit.global_rank} found no store of the job {waited}, so its numbers cannot be combined "
-                    "with those of other ranks. Call init_process_group."
-                )
-            time.sleep(_STORE_POLL_INTERVAL)
-        # A rank that was disconnected rejoins after its network returns; until then no other rank waits for it.
-        within = limits.join_timeout + limits.peer_timeout
-        caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
-        self.membership = Membership(unit, limits, job_store.beside(keys_of(unit), caller), gives_up)
-        self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
-        return self.membership.arrive(limits.join_timeout, situation)
-
-    def enter(self, generation: Generation) -> Generation:
-        """Begin a generation, or, if this rank is not in it, the next one in which it is: see `Membership.join`."""
-        membership = self.joined
-        if self._context.unit.index not in generation.members:
-            if generation.follows(self.generation) and self._rounds.table.round > generation.last_round:
-                self._rounds.put_back()  # the contributions to a round that this generation's members broke off
-            generation = membership.generations.latest(generation)
-            if not membership.has_ended(generation):
-                if self.generation is not None or self._context.unit.index in generation.lost:
-                    self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
-                self._context.reports.expect("late")  # the others report a rank that they have not waited for
-            limits = self._context.limits
-            generation = membership.join(generation, limits.join_timeout + limits.peer_timeout)
-            self.generation = None
-            self._cycle.has_primary = False
-            state = membership.generations.state(generation)
-            self._cycle.restore(state)
-            membership.presence.global_ranks.update(state["ranks"])
-        membership.presence.departures.known.update(generation.gone)
-        before, self.generation = self.generation, generation
-        absent = self.attendance.enter(membership.presence, before, generation)
-        self._rounds.resize(generation.members, absent)
-        self._cycle.has_primary = PRIMARY in generation.members
-        if self._cycle.has_primary:
-            self._cycle.kept.clear()  # it received them when it joined
-        return generation
-
-    # The end of a generation
-
-    def catch_up(self, generation: Generation) -> bool:
-        """Catch up with the others' state when a generation began; return whether all ranks were done then."""
-        if generation.source in (None, self._context.unit.index) or not generation.follows(self.generation):
-            return False
-        return self._cycle.catch_up(self.joined.generations.checkpoint_before(generation))
-
-    def recover(self, generation: Generation) -> Generation:
-        closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
-        return self.joined.regroup(
-            generation, self._cycle.checkpoint, grace(self._context.limits, self._context.unit), closed
-        )
-
-    def admit(self, generation: Generation) -> Generation:
-        """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
-        membership = self.joined
-        if generation.members[0] == self._context.unit.index:
-            ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self._cycle.kept))
-            state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
-            return membership.admit(generation, self._cycle.checkpoint, state)
-        generations, within = membership.generations, self._context.limits.peer_timeout
-        return membership.until(lambda: generations.following(generation), within) or self.recover(generation)
-
-    def leave(self, *, delivered: bool, is_closed: bool) -> None:
-        """Announce that this rank leaves, after the last round of all (`is_closed`) or before it: see `Membership`."""
-        if self.membership is None:
-            return
-        lifecycle = self._context.lifecycle
-        generation = self.generation if self._rounds.table.round else None  # without a round, it may lack anybody
-        self.attendance.check(self.membership.presence, generation, is_end=True)
-        lifecycle.phase = Phase.LEAVING
-        with suppress(RendezvousError):  # the job is over
-            how = "failed" if lifecycle.has_failed else "finished" if delivered else "undelivered"
-            self.membership.leave(self.generation, self._cycle.checkpoint, how, is_closed=is_closed)
-
-    # Queries during rounds
 
     def is_somebody_waiting(self) -> bool:
         """Return whether a rank outside wants to join; one member checks this, at intervals."""
@@ -292,9 +237,9 @@ class Participation:
         if generation is None or membership is None or generation.members[0] != self._context.unit.index:
             return False
         outside = self._context.unit.size - len(generation.members)
-        if not outside or outside <= len(membership.presence.departures.ended("finished")):
+        if not outside or outside <= len(membership.presence.ended("finished")):
             return False
-        self.attendance.check(membership.presence, generation)
+        self._context.unopened(membership.presence, generation)
         is_time = self._joining_poll.is_over(time.monotonic())
         return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
 
@@ -303,6 +248,46 @@ class Participation:
         if generation is None or membership is None or not self._broken_poll.is_over(time.monotonic()):
             return False
         return membership.generations.is_broken(generation)
+
+    # The end of a generation
+
+    def end_rounds(self) -> None:
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+    def recover(self, generation: Generation) -> Generation:
+        closed = self._rounds.table.ranks.closed - {PRIMARY}  # which has yet to write
+        within = grace(self._context.limits, self._context.unit)
+        return self.joined.regroup(generation, self._checkpoint, within, closed)
+
+    def admit(self, generation: Generation) -> Generation:
+        """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
+        membership = self.joined
+        if generation.members[0] == self._context.unit.index:
+            ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self.kept))
+            state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
+            return membership.admit(generation, self._checkpoint, state)
+        generations, within = membership.generations, self._context.limits.peer_timeout
+        return membership.until(lambda: generations.following(generation), within) or self.recover(generation)
+
+    def leave(self, *, delivered: bool, is_closed: bool) -> None:
+        """Announce that this rank leaves, after the last round of all (`is_closed`) or before it: see `Membership`."""
+        if self.membership is None:
+            return
+        lifecycle, presence = self._context.lifecycle, self.membership.presence
+        generation = self.generation if self._rounds.table.round else None  # without a round, it may lack anybody
+        if generation is None:  # those with which there was no round until now are lost
+            with suppress(RendezvousError):
+                opened = presence.opened() - {self._context.unit.index}
+                lifecycle.lost = lifecycle.unmet = frozenset(opened - presence.gone_among(opened))
+        self._context.unopened(presence, generation, is_end=True)
+        lifecycle.phase = Phase.LEAVING
+        with suppress(RendezvousError):  # the job is over
+            how = "failed" if lifecycle.has_failed else "finished" if delivered else "undelivered"
+            self.membership.leave(self.generation, self._checkpoint, how, is_closed=is_closed)
+
+    # Alone
 
     def was_awaited(self) -> bool:
         """Return whether the others have given this rank up: it took part, here or before this session, or is late."""
@@ -313,20 +298,22 @@ class Participation:
             return self._context.unit.index in presence.before()
         return False
 
-    def be_alone(self) -> None:
+    def continue_alone(self, *, is_closed: bool = False) -> None:
+        """Switch to rounds of this rank only; the others are missing, unless the last round of all is over."""
+        self.end_rounds()
         unit, membership, generation = self._context.unit, self.membership, self.generation
+        self.group, self._members = Group(), (unit.index,)
+        if not self._rounds.table.open:  # in rows that are open, an axis may be a cell
+            self._rounds.side_data.axes = self._context.rows.axes()
+        if self._context.rows.writes:  # what an exchange that broke has not merged
+            self._exchange(self.group, self._due)
+        if is_closed:
+            return
         others = set(range(unit.size))
         if membership is not None and generation is not None:
             presence = membership.presence
-            others = {*generation.members, *presence.absent(generation)} - presence.departures.ended("finished")
+            others = {*generation.members, *presence.absent(generation)} - presence.ended("finished")
         elif membership is not None:
             with suppress(RendezvousError):  # then it is not known who has opened a session
                 others = membership.presence.opened()
         self._rounds.resize([unit.index], others - {unit.index})
-
-    @property
-    def joined(self) -> Membership:
-        """The membership, once there is a store."""
-        if self.membership is None:
-            raise RuntimeError("there is no store yet")
-        return self.membership

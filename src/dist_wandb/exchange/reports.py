@@ -1,4 +1,4 @@
-"""The warnings of an exchange: their texts, and one message per event, however many names, steps and rounds it has.
+"""What the parts of one rank's exchange share, and its warnings: one message per event, however many values it has.
 
 The rank concerned reports: it was expected and contributed nothing, or contributed after the row was written. A
 recurring event is reported less and less often.
@@ -7,8 +7,8 @@ recurring event is reported less and less often.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from dist_wandb.errors import RendezvousError
@@ -25,7 +25,6 @@ from dist_wandb.settings.plan import Unit
 _log = logging.getLogger("dist_wandb")
 
 UNOPENED = "unopened"  # kind of the warning about ranks that have opened no session
-PRIMARY = 0  # its index in the unit
 NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished
 _MOST_NAMES = 3  # listed by name
 _MOST_DOUBLINGS = 10
@@ -39,14 +38,27 @@ class _Event:
     unreported: int = 0  # number of values that no message covers
 
 
-class Reports(Notices):
-    """The warnings of one rank's exchange; each message of a kind doubles the time until the next one."""
+class Context(Notices):
+    """What all parts of one rank's exchange share; each message of a kind doubles the time until the next one."""
 
-    def __init__(self, quiet: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, unit: Unit, limits: Limits, rows: Rows, lifecycle: Lifecycle, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__()
-        self._quiet = quiet  # seconds without an occurrence, after which the next one of its kind is a new event
+        self.unit = unit
+        self.limits = limits
+        self.rows = rows
+        self.lifecycle = lifecycle
+        self.rank: int = unit.global_rank
+        self.was_awaited: bool | None = None  # by the others, if they have ended before this rank came
+        self.overdue: str = ""  # within which time the exchange has not ended, and what to do
+        # seconds without an occurrence, after which the next one of its kind is a new event
+        self._quiet = max(limits.peer_timeout, NEW_NAME_HEARTBEATS * limits.heartbeat)
         self._clock = clock
         self._events: dict[str, _Event] = {}
+        self._taken = 0  # how many calls of this rank were taken before the last round
+        self.is_only_one: bool = False  # as far as it was checked: no other rank has opened a session
+        self._has_checked = False  # whether ranks that have opened no session were reported
 
     def values(self, kind: str, keys: Sequence[Key], message: str) -> None:
         """Warn about values unless an earlier message covers them; `message` gets their names and position for `%s`."""
@@ -80,6 +92,211 @@ class Reports(Notices):
         event.last = now
         return True
 
+    def about(self, outcome: Outcome) -> None:
+        if outcome.silent or outcome.late or outcome.lost:
+            self._late(outcome)
+        self._taken += outcome.taken
+        for name in outcome.differing:
+            self.warn(
+                f"differs {name}",
+                f"the ranks' values of {name!r}, the x axis, differ in one row, which has that of its lowest rank. "
+                "Their calls may not belong together: without step=, the n-th value of a name on one rank is combined "
+                "with the n-th on the others. Pass step= to log.",
+            )
+        if outcome.uneven and self.rows.writes:
+            name, of_name = next(iter(outcome.uneven.items()))
+            by_count: dict[int, list[int]] = {}
+            for rank, count in of_name.items():
+                by_count.setdefault(count, []).append(self.unit.global_rank_of(rank))
+            shown = ", ".join(
+                f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
+            )
+            others = f" (and {len(outcome.uneven) - 1} more)" if len(outcome.uneven) > 1 else ""
+            self.warn(
+                "uneven",
+                f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
+                "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
+            )
+        if outcome.crowded:
+            self.warn(
+                "pending",
+                f"more than {self.limits.max_pending_rows} rows wait for ranks that have not logged them yet, "
+                "or are behind. The oldest rows are written without these ranks, and again once they log them. See "
+                "max_pending_rows.",
+            )
+
+    def _late(self, outcome: Outcome) -> None:
+        rank, late, lost = self.rank, outcome.late, outcome.lost
+        within = self.limits.peer_timeout
+        self.values(
+            "silent",
+            [key for key in outcome.silent if not is_attached(key.name)],
+            f"rank {rank} has not logged %s within {within:g} s of the first rank, although it usually does. Rows are "
+            "written without it, and corrected if it logs them later.",
+        )
+        self.rows.writer.lost["that came too late"] += len(lost)
+        self.values(
+            "too late",
+            lost,
+            f"rank {rank} logged %s so long after the other ranks that their values are no longer stored. The rows "
+            "remain without this rank. The number of such values is reported at the end.",
+        )
+        if late and not self.follows("late", "silent"):
+            patience = NEW_NAME_HEARTBEATS * self.limits.heartbeat
+            why = (
+                f"Rows wait {patience:g} s for ranks that have not logged their names before: rank {rank} was further "
+                "behind, as after the loss of another rank, or logs its names in another order than the others."
+                if self._taken
+                else f"It had not logged anything before, and the others waited {patience:g} s for it."
+            )
+            message = f"rank {rank} logged %s after the other ranks' row was written. A corrected row follows. {why}"
+            self.values("late", late, message)
+
+    def too_late(self) -> None:
+        """Warn, if the others have ended their sessions; no other message reports what is lost by this."""
+        if self.was_awaited is None:
+            return
+        rank, where = self.rank, self.rows.writing.last_position
+        fate = "not combined with their numbers" if self.rows.writes else "lost"
+        self.warn(
+            "lost",
+            f"rank {rank} stalled, or was disconnected, after {where}, and returned after the other ranks had ended "
+            f"their sessions. What it logged meanwhile is {fate}."
+            if self.was_awaited
+            else f"rank {rank} opened its session after the other ranks had ended theirs, so what it logs is {fate}. "
+            "Open the same runs in the same order on all ranks: a guard such as `if rank == 0` may stay around log, "
+            "but not around an init that is followed by others.",
+        )
+
+    def primary_is_unreachable(
+        self, rows: int, kept_after: str, failure: str | None, *, is_certain: bool = True
+    ) -> None:
+        """Warn that the rank that writes is gone, or could not open the run, or has not taken the last `rows`."""
+        if failure:
+            rank, primary = self.rank, self.unit.global_rank_of(0)
+            self.warn(
+                "lost",
+                f"what rank {rank} logs is lost, because init failed on rank {primary}, which has the run: "
+                f"{failure.rstrip('.')}. Correct this there; other ranks cannot write the run.",
+            )
+            return
+        why = "the rank that writes it cannot be reached" if is_certain else "no rank had opened the run yet"
+        if self.lifecycle.has_failed:
+            why = "it failed, and the other ranks did not take these rows within a heartbeat"
+        elif self.overdue:
+            why = f"these rows (about {rows}) had not been exchanged {self.overdue}"
+        where = kept_after or self.rows.writing.last_position
+        self.warn("lost", f"what rank {self.rank} logged after {where} may be lost: {why}.")
+
+    def primary_stays_away(self, limit: float, kept_after: str) -> None:
+        self.warn(
+            "lost",
+            f"what rank {self.rank} logged after {kept_after} may be lost: rank "
+            f"{self.unit.global_rank_of(0)}, which writes it, was lost, and did not return within "
+            f"finish_timeout ({limit:.3g} s).",
+        )
+
+    def time_is_over(self, limit: float, flagged: int) -> None:
+        """Warn that the others did not end in `limit` seconds; the `flagged` rows written since then lack a rank."""
+        rank = self.rank
+        if flagged:
+            what = f"the last rows of rank {rank} ({flagged}) are written with its own numbers, and flagged: they"
+            self.warn("finish", f"{what} had not been exchanged with the other ranks {self.overdue}.")
+        else:
+            self.warn(
+                "finish",
+                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and continues without them. No row "
+                "lacks a rank because of it. See finish_timeout.",
+            )
+
+    def not_computed(self, number: int) -> None:
+        self.warn(
+            "device",
+            f"{number} rows of rank {self.rank} are lost: the device has not computed their values, or images "
+            f"are not encoded.{' The run ends as failed.' if self.rows.writes else ''}",
+        )
+
+    # Ranks
+
+    def absent(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
+        """Return the ranks that are missing in a generation, after the one in which this rank took part last.
+
+        Reports them, and those that came late.
+        """
+        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks_in(before) else ()
+        if late:  # the others did not wait for them, because they had not opened a session
+            has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
+            self.warn(
+                "accompanied",
+                f"{self._named(presence, late)} opened a session {round(presence.waited, 1):g} s after rank "
+                f"{self.rank}, and {has} joined. Earlier rows are written again if {logs} at their steps.",
+            )
+        absent = presence.absent(generation)
+        missing = absent if before is None else absent & set(before.members)
+        lifecycle, members = self.lifecycle, set(generation.members)
+        lifecycle.lost = (lifecycle.lost | missing) - members - presence.ended("finished", "undelivered")
+        reasons: dict[str, list[int]] = {}
+        for index in sorted(missing):
+            reasons.setdefault(self._why_absent(presence, index, before, generation), []).append(index)
+        if reasons and self._speaks_in(generation):
+            text = " and ".join(why.format(self._named(presence, those)) for why, those in reasons.items())
+            self.warn(
+                f"lost {sorted(map(list, reasons.values()))}",
+                f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
+                "rows are marked dist_wandb/degraded.",
+            )
+        return absent
+
+    def _why_absent(self, presence: Presence, index: int, before: Generation | None, generation: Generation) -> str:
+        departure, where = presence.gone.get(index), self.rows.writing.last_position
+        how = None if departure is None else departure.how
+        if before is None and how is None:
+            waited = f"opened a session, but did not take part within {round(presence.waited, 1):g} s"
+            return f"{{}} {'took no part' if generation.number else waited}"
+        if before is None:
+            ended = "failed" if how == "failed" else "ended its session"
+            return f"{{}} {ended} before the first exchange with rank {self.rank}"
+        if how == "undelivered":
+            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
+        return f"{{}} failed after {where}" if how == "failed" else f"lost {{}} after {where}"
+
+    def _speaks_in(self, generation: Generation) -> bool:  # for all members
+        return generation.members[0] == self.unit.index
+
+    def _named(self, presence: Presence, indices: Iterable[int]) -> str:
+        return named(map(presence.global_rank, indices), self.unit.ranks_per_node)
+
+    def unopened(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
+        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end."""
+        within = self.limits.join_timeout
+        if presence.waited < (least_wait(within, self.unit) if is_end else within):
+            return
+        if self._has_checked and not is_end:
+            return
+        if not (self.rows.writes if generation is None else self._speaks_in(generation)):
+            return
+        self._has_checked, size = True, self.unit.size
+        if generation is not None and len({*generation.members, *generation.lost, *presence.gone}) == size:
+            return
+        try:
+            opened = presence.opened()
+        except RendezvousError:  # the store cannot be reached, so this is not known
+            return
+        self.is_only_one = len(opened) == 1
+        unopened = set(range(size)) - opened
+        if not unopened:
+            return
+        if self.is_only_one:
+            found = f"no other rank has opened a session, so the run has rank {self.rank}'s own numbers"
+        else:
+            others = f"{self._named(presence, unopened)} {'has' if len(unopened) == 1 else 'have'}"
+            found = f"{others} not opened a session, so the run has the numbers of the other ranks"
+        self.warn(
+            UNOPENED,
+            f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
+            "numbers, pass reduce=None.",
+        )
+
 
 def report_lost(rank: int, lost: Mapping[str, int]) -> None:
     causes = ", ".join(f"{number} {cause}" for cause, number in lost.items() if number)
@@ -98,244 +315,3 @@ def _named(keys: Sequence[Key]) -> str:
     ]
     positions = list(dict.fromkeys(positions))
     return f"{what} at {positions[0]}" + (f" and in {len(positions) - 1} more rows" if len(positions) > 1 else "")
-
-
-@dataclass(frozen=True)
-class Context:
-    """The objects that all parts of one rank's exchange share."""
-
-    unit: Unit
-    limits: Limits
-    rows: Rows
-    reports: Reports
-    lifecycle: Lifecycle
-
-    @property
-    def rank(self) -> int:
-        return self.unit.global_rank
-
-    def warn(self, kind: str, message: str) -> None:
-        self.reports.warn(kind, message)
-
-
-class Attendance:
-    """The ranks that participate together with this one, generation after generation."""
-
-    def __init__(self, context: Context) -> None:
-        self.is_only_one: bool = False  # as of the last `check`: no other rank has opened a session
-        self._context = context
-        self._has_checked = False
-
-    def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> set[int]:
-        """Begin a generation after the one in which this rank participated last; return, and report, missing ranks."""
-        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks(before) else ()
-        if late:  # the others did not wait for them, because they had not opened a session
-            has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
-            self._context.warn(
-                "accompanied",
-                f"{self._named(presence, late)} opened a session {round(presence.waited, 1):g} s after rank "
-                f"{self._context.rank}, and {has} joined. Earlier rows are written again if {logs} at their steps.",
-            )
-        absent = presence.absent(generation)
-        missing = absent if before is None else absent & set(before.members)
-        lifecycle, members = self._context.lifecycle, set(generation.members)
-        lifecycle.lost = (lifecycle.lost | missing) - members - presence.departures.ended("finished", "undelivered")
-        reasons: dict[str, list[int]] = {}
-        for index in sorted(missing):
-            reasons.setdefault(self._why(presence, index, before, generation), []).append(index)
-        if reasons and self._speaks(generation):
-            text = " and ".join(why.format(self._named(presence, those)) for why, those in reasons.items())
-            self._context.warn(
-                f"lost {sorted(map(list, reasons.values()))}",
-                f"{text[0].upper()}{text[1:]}; continuing without {'it' if len(missing) == 1 else 'them'}. Affected "
-                "rows are marked dist_wandb/degraded.",
-            )
-        return absent
-
-    def _speaks(self, generation: Generation) -> bool:  # for all members
-        return generation.members[0] == self._context.unit.index
-
-    def _why(self, presence: Presence, index: int, before: Generation | None, generation: Generation) -> str:
-        departure, where = presence.departures.known.get(index), self._context.rows.writing.last_position
-        how = None if departure is None else departure.how
-        if before is None and how is None:
-            waited = f"opened a session, but did not take part within {round(presence.waited, 1):g} s"
-            return f"{{}} {'took no part' if generation.number else waited}"
-        if before is None:
-            ended = "failed" if how == "failed" else "ended its session"
-            return f"{{}} {ended} before the first exchange with rank {self._context.rank}"
-        if how == "undelivered":
-            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
-        return f"{{}} failed after {where}" if how == "failed" else f"lost {{}} after {where}"
-
-    def _named(self, presence: Presence, indices: Iterable[int]) -> str:
-        return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
-
-    def check(self, presence: Presence, generation: Generation | None, *, is_end: bool = False) -> None:
-        """Report ranks that have opened no session: once `join_timeout` has passed, or at the end."""
-        if is_end and generation is None:  # those that have, and with which there was no round until now, are lost
-            with suppress(RendezvousError):
-                opened = presence.opened() - {self._context.unit.index}
-                lifecycle = self._context.lifecycle
-                lifecycle.lost = lifecycle.unmet = frozenset(opened - presence.departures.among(opened))
-        within = self._context.limits.join_timeout
-        within = least_wait(within, self._context.unit) if is_end else within
-        if presence.waited < within or (self._has_checked and not is_end):
-            return
-        if not (self._speaks(generation) if generation is not None else self._context.rows.writes):
-            return
-        self._has_checked, size = True, self._context.unit.size
-        if generation is not None and len({*generation.members, *generation.lost, *presence.departures.known}) == size:
-            return
-        try:
-            opened = presence.opened()
-        except RendezvousError:  # the store cannot be reached, so this is not known
-            return
-        self.is_only_one = len(opened) == 1
-        unopened = set(range(size)) - opened
-        if not unopened:
-            return
-        if self.is_only_one:
-            found = f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers"
-        else:
-            others = f"{self._named(presence, unopened)} {'has' if len(unopened) == 1 else 'have'}"
-            found = f"{others} not opened a session, so the run has the numbers of the other ranks"
-        self._context.warn(
-            UNOPENED,
-            f"{found}. To include all ranks, open the run on each of them, without a rank guard. To keep one rank's "
-            "numbers, pass reduce=None.",
-        )
-
-
-class Messages:
-    """Warnings about what this rank logs."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self.was_awaited: bool | None = None  # by the others, if they have ended before this rank came
-        self.overdue: str = ""  # within which time the exchange has not ended, and what to do
-        self._taken = 0  # how many calls of this rank were taken before the last round
-
-    def about(self, outcome: Outcome) -> None:
-        if outcome.silent or outcome.late or outcome.lost:
-            self._late(outcome)
-        self._taken += outcome.taken
-        for name in outcome.differing:
-            self._context.warn(
-                f"differs {name}",
-                f"the ranks' values of {name!r}, the x axis, differ in one row, which has that of its lowest rank. "
-                "Their calls may not belong together: without step=, the n-th value of a name on one rank is combined "
-                "with the n-th on the others. Pass step= to log.",
-            )
-        if outcome.uneven and self._context.rows.writes:
-            name, of_name = next(iter(outcome.uneven.items()))
-            by_count: dict[int, list[int]] = {}
-            for rank, count in of_name.items():
-                by_count.setdefault(count, []).append(self._context.unit.global_rank_of(rank))
-            shown = ", ".join(
-                f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
-            )
-            others = f" (and {len(outcome.uneven) - 1} more)" if len(outcome.uneven) > 1 else ""
-            self._context.warn(
-                "uneven",
-                f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
-                "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
-            )
-        if outcome.crowded:
-            self._context.warn(
-                "pending",
-                f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, "
-                "or are behind. The oldest rows are written without these ranks, and again once they log them. See "
-                "max_pending_rows.",
-            )
-
-    def _late(self, outcome: Outcome) -> None:
-        rank, reports, late, lost = self._context.rank, self._context.reports, outcome.late, outcome.lost
-        within = self._context.limits.peer_timeout
-        reports.values(
-            "silent",
-            [key for key in outcome.silent if not is_attached(key.name)],
-            f"rank {rank} has not logged %s within {within:g} s of the first rank, although it usually does. Rows are "
-            "written without it, and corrected if it logs them later.",
-        )
-        self._context.rows.writer.lost["that came too late"] += len(lost)
-        reports.values(
-            "too late",
-            lost,
-            f"rank {rank} logged %s so long after the other ranks that their values are no longer stored. The rows "
-            "remain without this rank. The number of such values is reported at the end.",
-        )
-        if late and not reports.follows("late", "silent"):
-            patience = NEW_NAME_HEARTBEATS * self._context.limits.heartbeat
-            why = (
-                f"Rows wait {patience:g} s for ranks that have not logged their names before: rank {rank} was further "
-                "behind, as after the loss of another rank, or logs its names in another order than the others."
-                if self._taken
-                else f"It had not logged anything before, and the others waited {patience:g} s for it."
-            )
-            message = f"rank {rank} logged %s after the other ranks' row was written. A corrected row follows. {why}"
-            reports.values("late", late, message)
-
-    def too_late(self) -> None:
-        """Warn, if the others have ended their sessions; no other message reports what is lost by this."""
-        if self.was_awaited is None:
-            return
-        rank, where = self._context.rank, self._context.rows.writing.last_position
-        fate = "not combined with their numbers" if self._context.rows.writes else "lost"
-        self._context.warn(
-            "lost",
-            f"rank {rank} stalled, or was disconnected, after {where}, and returned after the other ranks had ended "
-            f"their sessions. What it logged meanwhile is {fate}."
-            if self.was_awaited
-            else f"rank {rank} opened its session after the other ranks had ended theirs, so what it logs is {fate}. "
-            "Open the same runs in the same order on all ranks: a guard such as `if rank == 0` may stay around log, "
-            "but not around an init that is followed by others.",
-        )
-
-    def primary_is_unreachable(
-        self, rows: int, kept_after: str, failure: str | None, *, is_certain: bool = True
-    ) -> None:
-        """Warn that the rank that writes is gone, or could not open the run, or has not taken the last `rows`."""
-        if failure:
-            rank, primary = self._context.rank, self._context.unit.global_rank_of(0)
-            self._context.warn(
-                "lost",
-                f"what rank {rank} logs is lost, because init failed on rank {primary}, which has the run: "
-                f"{failure.rstrip('.')}. Correct this there; other ranks cannot write the run.",
-            )
-            return
-        why = "the rank that writes it cannot be reached" if is_certain else "no rank had opened the run yet"
-        if self._context.lifecycle.has_failed:
-            why = "it failed, and the other ranks did not take these rows within a heartbeat"
-        elif self.overdue:
-            why = f"these rows (about {rows}) had not been exchanged {self.overdue}"
-        where = kept_after or self._context.rows.writing.last_position
-        self._context.warn("lost", f"what rank {self._context.rank} logged after {where} may be lost: {why}.")
-
-    def primary_stays_away(self, limit: float, kept_after: str) -> None:
-        self._context.warn(
-            "lost",
-            f"what rank {self._context.rank} logged after {kept_after} may be lost: rank "
-            f"{self._context.unit.global_rank_of(0)}, which writes it, was lost, and did not return within "
-            f"finish_timeout ({limit:.3g} s).",
-        )
-
-    def time_is_over(self, limit: float, flagged: int) -> None:
-        """Warn that the others did not end in `limit` seconds; the `flagged` rows written since then lack a rank."""
-        rank = self._context.rank
-        if flagged:
-            what = f"the last rows of rank {rank} ({flagged}) are written with its own numbers, and flagged: they"
-            self._context.warn("finish", f"{what} had not been exchanged with the other ranks {self.overdue}.")
-        else:
-            self._context.warn(
-                "finish",
-                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and continues without them. No row "
-                "lacks a rank because of it. See finish_timeout.",
-            )
-
-    def not_computed(self, number: int) -> None:
-        self._context.warn(
-            "device",
-            f"{number} rows of rank {self._context.rank} are lost: the device has not computed their values, or images "
-            f"are not encoded.{' The run ends as failed.' if self._context.rows.writes else ''}",
-        )

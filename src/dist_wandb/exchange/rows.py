@@ -1,7 +1,7 @@
 """The calls of a rank, before they are combined with those of others: what belongs to them, and where it waits.
 
-`Posting` makes calls (`protocol.calls`) of the `Contribution` of each `log`; `Writing` makes rows of what the rounds
-finish. `Rows` has both, and what they need: the writer, reductions, attachments, spreads.
+`Rows` makes calls (`protocol.calls`) of the `Contribution` of each `log`, and has what is needed for the rows of all
+ranks: the writer, reductions, attachments, spreads. `Writing` makes rows of what the rounds finish.
 
 Values that are not numbers, or are reduced by ``"first"``, stay on the primary, with the call that they belong to. In a
 shared run, a rank's own numbers are written under its label: the primary's in the reduced row, others' in their own.
@@ -17,7 +17,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from dist_wandb.exchange.attachments import ATTACHED, Attachments, Contributions, FusedGathers
+from dist_wandb.exchange.attachments import ATTACHED, Attachments, FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Call, Names, Outbox, series_of
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, Lanes, Number, lanes_of, lanes_of_floats, number_of
@@ -52,7 +52,7 @@ class Contribution(NamedTuple):
     weight: Any = None  # of the values in means: a number, a mapping of names to numbers, or `None` for 1
     x: int = -1  # position of its row, as in `protocol.calls.Call`
     in_order: bool = True  # whether it is of the first thread that logged, and so follows all earlier ones of that
-    follows: int = 0  # how many writes of the user into the summary it follows
+    writes_before: int = 0  # how many writes of the user into the summary came before it
     is_value: bool = False  # whether its step is only a value, by the name of the axis: it continues an open row
 
     def is_ready(self) -> bool:
@@ -99,7 +99,7 @@ class Own(NamedTuple):
 
     values: Mapping[str, Any]  # those that are not combined with other ranks, by final name
     commit: bool  # whether its call ends the row
-    follows: int = 0  # as in `Contribution`
+    writes_before: int = 0  # as in `Contribution`
     # numbers that a float64 does not hold as they are, booleans and large integers: written if the result equals them
     exact: Mapping[str, int] = MappingProxyType({})
     is_value: bool = False  # as in `Contribution`
@@ -157,12 +157,12 @@ class _Axes:
         return axes
 
     def lacked(
-        self, axes: Mapping[str, Any], metrics: Mapping[str, Any], follows: int = 0, *, is_open: bool = False
+        self, axes: Mapping[str, Any], metrics: Mapping[str, Any], before: int = 0, *, is_open: bool = False
     ) -> dict[str, Any]:
         """Return the x axes that a row lacks which these metrics end, with the last values in calls of this rank."""
         definitions = self._rows.definitions()
         since = definitions.axes
-        self._last.update((axis, one) for axis, one in axes.items() if is_number(one) and follows >= since.get(axis, 0))
+        self._last.update((axis, one) for axis, one in axes.items() if is_number(one) and before >= since.get(axis, 0))
         self._needed.update(map(definitions.axis_of, metrics))
         if is_open:
             return {}
@@ -178,171 +178,6 @@ class _Axes:
             outbox.extend((*lacked,), lanes_of([*map(number_of, lacked.values())]))
         elif last.own:
             outbox.extend((), last.lanes, last.own[-1][1]._replace(values=lacked))
-
-
-class Posting:
-    """Turns contributions into calls; writes this rank's own values, or keeps them."""
-
-    def __init__(self, rows: Rows, per_rank: PerRankNames, *, is_first: bool) -> None:
-        self._writer = rows.writer
-        self._writes = rows.writer.is_primary
-        self._rows = rows
-        self._per_rank = per_rank
-        self._is_first = is_first  # in the unit
-        self._is_open = False  # whether the last call has left its row open
-        self._parts = 0  # how many calls have left a row open without a step
-        self._axes = _Axes(rows)
-
-    def write_own(self, contribution: Contribution) -> None:
-        """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
-        metrics = known(contribution.metrics)
-        if any(isinstance(value, ATTACHED) for value in metrics.values()):
-            found, by_type = dict[str, Any](), self._rows.attachments.by_type
-            for name, value in metrics.items():
-                found.update(by_type[type(value)].alone(name, value) if type(value) in by_type else {name: value})
-            metrics = found
-        row = metrics
-        if self._writer.label is not None:
-            labelled = self._labelled(metrics)
-            axes = self._axes.take(contribution)
-            row = {**metrics, **labelled} if self._writes else self._under_label(labelled, axes)
-        self._rows.act(contribution.follows)
-        if row or not metrics:
-            self._writer.write(row, contribution.step, commit=contribution.commit)
-        if row:  # the end of an open row replaces what was written into the summary meanwhile, as in wandb
-            is_open = contribution.commit is False
-            self._rows.keep_summary(row, contribution.follows, contribution.step, is_open=is_open)
-
-    def post(self, contribution: Contribution, rounds: Rounds, now: float) -> None:
-        """Post a contribution whose values are computed; write own values, or keep them."""
-        rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
-        step, x, commit = contribution.step, contribution.x, contribution.commit
-        own_axes = self._rows.definitions().axes
-        if own_axes and (step, x) != self._axes.place:
-            self._axes.end(rounds.outbox)
-        continues, axes = self._is_open, self._axes.take(contribution)
-        is_end = step is None if commit is None else commit
-        self._is_open = not is_end
-        is_part = commit is False and step is None
-        after = self._parts if continues and (step is None or commit) else 0  # as in wandb, a step ends the row before
-        self._parts += is_part
-        place = contribution.is_value, self._parts if is_part else 0, after
-        own = Own({}, is_end, contribution.follows, {}, *place) if self._writes else None
-        is_partial = commit is False or not axes.keys() >= {*own_axes}
-        rounds.outbox.may_grow = self._is_open and is_partial
-        lacked: dict[str, Any] = {}
-        if own_axes:
-            lacked = self._axes.lacked(axes, contribution.metrics, contribution.follows, is_open=self._is_open)
-        if (lanes := self._lanes(contribution, lacked)) is not None:
-            names = tuple(contribution.metrics)
-            if not (continues and _join(rounds.outbox, names, lanes, step, x, own)):
-                rounds.outbox.post(names, lanes, step, x, now, own)
-            return
-        values = known(contribution.metrics)
-        unit, others, mine = self._sorted(values, lacked, self._weights(contribution.weight, values))
-        if self._writes:
-            own = Own(mine, is_end, contribution.follows, self._exact(values), *place)
-        if unit or others or own:
-            names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
-            call = _join(rounds.outbox, names, lanes, step, x, own) if continues else None
-            call = call or rounds.outbox.post(names, lanes, step, x, now, own)
-            for key in call.cells() if others else ():
-                if key.name in others:
-                    self._rows.attachments.by_type[type(others[key.name])].keep(key, others[key.name])
-        if self._writer.label is not None and not self._writes and (row := self._under_label(mine, {**axes, **lacked})):
-            self._rows.act(contribution.follows)
-            self._rows.writing.write_own(row, mine, self._rows.x(x), commit=not self._is_open)
-            self._rows.keep_summary(row, contribution.follows, self._rows.x(x), is_open=self._is_open)
-
-    def _lanes(self, contribution: Contribution, lacked: Mapping[str, Any]) -> Lanes | None:
-        """Return the numbers of the most common call, floats with one weight, all of which are reduced; else `None`."""
-        metrics, weight = contribution.metrics, contribution.weight
-        if set(map(type, metrics.values())) != _FLOATS or not (weight is None or type(weight) in (int, float)):
-            return None
-        if lacked or self._writer.label is not None or "first" in self._rows.reductions.of_all((*metrics,)):
-            return None
-        return lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))
-
-    def end_row(self, outbox: Outbox) -> None:
-        self._is_open = False
-        self._axes.end(outbox)
-
-    def _under_label(self, labelled: Mapping[str, Any], axes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values with the x axes of their row, or these alone if it has such values already."""
-        self._axes.has_values = self._axes.has_values or bool(labelled)
-        return {**axes, **labelled} if self._axes.has_values else {}
-
-    def _sorted(
-        self, values: Mapping[str, Any], lacked: Mapping[str, Any], weights: Any
-    ) -> tuple[dict[str, Number], dict[str, Any], dict[str, Any]]:
-        """Split values into numbers to reduce, attachments to combine, and own values, with those under a label."""
-        unit: dict[str, Number] = {}
-        others: dict[str, Any] = {}
-        mine: dict[str, Any] = {}
-        by_name = isinstance(weights, dict)
-        for name, value in values.items():
-            if is_number(value) and (kind := self._rows.reductions.of(name)) != "first":
-                weight = weights.get(name, 1.0) if by_name else weights
-                unit[name] = number_of(value, weight, ignores_nan=kind in WITHOUT_NANS)
-            elif value is None and self._rows.reductions.of(name) != "first":
-                unit[name] = NO_NUMBER  # the other ranks need not wait for this one
-            elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
-                unit[name] = number_of(value) if self._is_first else NO_NUMBER
-            elif isinstance(value, ATTACHED):
-                others[self._rows.attachments.by_type[type(value)].series(name, value)] = value
-            elif self._writes:
-                mine[name] = value
-        if unit or others:
-            unit.update((axis, number_of(value)) for axis, value in lacked.items())
-        elif mine:
-            mine.update(lacked)
-        return unit, others, {**mine, **self._labelled(values)}
-
-    def _exact(self, values: Mapping[str, Any]) -> dict[str, int]:
-        """Return `Own.exact`, without numbers that are summed, and integers beyond all floats."""
-        return {
-            name: value
-            for name, value in values.items()
-            if (type(value) is bool or (type(value) is int and LARGEST_EXACT_INTEGER < abs(value) < sys.float_info.max))
-            and self._rows.reductions.of(name) not in ("sum", "nansum")
-        }
-
-    def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values under this rank's label in a shared run: numbers and, except on the primary, all others."""
-        label, names, axis = self._writer.label, self._per_rank, self._writer.step_metric
-        if label is None or not names.patterns:
-            return {}
-        labelled, axes = {}, {axis, *self._rows.definitions().axes}
-        for name, value in values.items():
-            self._rows.reductions.of(name)  # it is a logged name, also if it is not reduced
-            if name in axes or value is None or isinstance(value, ATTACHED):
-                continue
-            number = is_number(value)
-            if (number or not self._writes) and names.has(name, is_number=number):
-                labelled[f"{label}/{name}"] = value
-        return labelled
-
-    def _weights(self, weight: Any, values: Mapping[str, Any]) -> Any:
-        if weight is None or isinstance(weight, (int, float)):
-            return 1.0 if weight is None else float(weight)
-        if isinstance(weight, Later):
-            return float(checked_weight("weight", weight.number(), self._rows.rank))
-        self._rows.reductions.weighted.update(weight.keys() - values.keys())
-        return {name: self._weights(value, values) for name, value in weight.items()}
-
-
-def _join(outbox: Outbox, names: Names, lanes: Lanes, step: int | None, x: int, own: Own | None) -> Call | None:
-    """Add values to the last call, if they continue its row and it waits: a row that ranks form together stays whole.
-
-    On the primary, values that it alone has stay with it in any case.
-    """
-    last = outbox.waiting[-1] if outbox.waiting else None
-    if last is None or last.x != x or (names and last.step != step):
-        return None
-    given = {*(series_of(name).name for name in last.names), *chain(*(before.values for _, before in last.own))}
-    if not given.isdisjoint([*(series_of(name).name for name in names), *(own.values if own else ())]):
-        return None
-    return outbox.extend(names, lanes, own and own._replace(is_value=False))
 
 
 class Rows:
@@ -373,14 +208,141 @@ class Rows:
         self.act = act
         self.first: int | None = first if counts else None
         self.reductions: Reductions = Reductions(reduce)
-        contributions = Contributions(rank, writer.lost)
-        metrics = FusedMetrics(contributions, merges=self.writes)
-        gathers = FusedGathers(contributions, merges=self.writes)
-        by_type = {Snapshot: metrics, Gathered: gathers}
-        self.attachments: Attachments = Attachments(contributions, by_type)
+        kinds = {Snapshot: FusedMetrics, Gathered: FusedGathers}
+        self.attachments: Attachments = Attachments(rank, writer.lost, kinds, merges=self.writes)
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
-        self.posting: Posting = Posting(self, per_rank, is_first=not index)
         self.writing: Writing = Writing(self)
+        self._per_rank = per_rank
+        self._is_first = not index
+        self._is_open = False  # whether the last call has left its row open
+        self._parts = 0  # how many calls have left a row open without a step
+        self._axes = _Axes(self)
+
+    def write_own(self, contribution: Contribution) -> None:
+        """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
+        metrics = known(contribution.metrics)
+        if any(isinstance(value, ATTACHED) for value in metrics.values()):
+            found, by_type = dict[str, Any](), self.attachments.by_type
+            for name, value in metrics.items():
+                found.update(by_type[type(value)].alone(name, value) if type(value) in by_type else {name: value})
+            metrics = found
+        row = metrics
+        if self.writer.label is not None:
+            labelled = self._labelled(metrics)
+            axes = self._axes.take(contribution)
+            row = {**metrics, **labelled} if self.writes else self._under_label(labelled, axes)
+        self.act(contribution.writes_before)
+        if row or not metrics:
+            self.writer.write(row, contribution.step, commit=contribution.commit)
+        if row:  # the end of an open row replaces what was written into the summary meanwhile, as in wandb
+            is_open = contribution.commit is False
+            self.keep_summary(row, contribution.writes_before, contribution.step, is_open=is_open)
+
+    def post(self, contribution: Contribution, rounds: Rounds, now: float) -> None:
+        """Post a contribution whose values are computed; write own values, or keep them."""
+        outbox, side = rounds.outbox, rounds.side_data
+        side.interleaved = side.interleaved or not contribution.in_order
+        metrics, step, commit, weight, x, _, before, is_value = contribution
+        own_axes = self.definitions().axes
+        if own_axes and (step, x) != self._axes.place:
+            self._axes.end(outbox)
+        continues, axes = self._is_open, self._axes.take(contribution)
+        is_end = step is None if commit is None else commit
+        self._is_open = not is_end
+        is_part = commit is False and step is None
+        after = self._parts if continues and (step is None or commit) else 0  # as in wandb, a step ends the row before
+        self._parts += is_part
+        outbox.may_grow = self._is_open and (commit is False or not axes.keys() >= {*own_axes})
+        lacked = self._axes.lacked(axes, metrics, before, is_open=self._is_open) if own_axes else {}
+        names, lanes, others = tuple(metrics), None, dict[str, Any]()
+        mine: Mapping[str, Any] = {}
+        exact: Mapping[str, int] = {}
+        is_plain = not lacked and self.writer.label is None and (weight is None or type(weight) in (int, float))
+        if is_plain and {*map(type, metrics.values())} == _FLOATS and "first" not in self.reductions.of_all(names):
+            lanes = lanes_of_floats([*metrics.values()], 1.0 if weight is None else float(weight))  # the usual call
+        if lanes is None:
+            values = known(metrics)
+            unit, others, mine = self._sorted(values, lacked, self._weights(weight, values))
+            names, lanes = (*unit, *others), lanes_of([*unit.values(), *(NO_NUMBER for _ in others)])
+            exact = self._exact(values) if self.writes else {}
+        own = Own(mine, is_end, before, exact, is_value, self._parts if is_part else 0, after) if self.writes else None
+        if names or own:
+            call = _join(outbox, names, lanes, step, x, own) if continues else None
+            call = call or outbox.post(names, lanes, step, x, now, own)
+            for key in call.cells() if others else ():
+                if key.name in others:
+                    self.attachments.by_type[type(others[key.name])].keep(key, others[key.name])
+        if self.writer.label is not None and not self.writes and (row := self._under_label(mine, {**axes, **lacked})):
+            self.act(before)
+            self.writing.write_own(row, mine, self.x(x), commit=not self._is_open)
+            self.keep_summary(row, before, self.x(x), is_open=self._is_open)
+
+    def end_row(self, outbox: Outbox) -> None:
+        self._is_open = False
+        self._axes.end(outbox)
+
+    def _under_label(self, labelled: Mapping[str, Any], axes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values with the x axes of their row, or these alone if it has such values already."""
+        self._axes.has_values = self._axes.has_values or bool(labelled)
+        return {**axes, **labelled} if self._axes.has_values else {}
+
+    def _sorted(
+        self, values: Mapping[str, Any], lacked: Mapping[str, Any], weights: Any
+    ) -> tuple[dict[str, Number], dict[str, Any], dict[str, Any]]:
+        """Split values into numbers to reduce, attachments to combine, and own values, with those under a label."""
+        unit: dict[str, Number] = {}
+        others: dict[str, Any] = {}
+        mine: dict[str, Any] = {}
+        by_name = isinstance(weights, dict)
+        for name, value in values.items():
+            if is_number(value) and (kind := self.reductions.of(name)) != "first":
+                weight = weights.get(name, 1.0) if by_name else weights
+                unit[name] = number_of(value, weight, ignores_nan=kind in WITHOUT_NANS)
+            elif value is None and self.reductions.of(name) != "first":
+                unit[name] = NO_NUMBER  # the other ranks need not wait for this one
+            elif is_number(value) and self.writer.has_own_run:  # all runs get the number of the unit's first rank
+                unit[name] = number_of(value) if self._is_first else NO_NUMBER
+            elif isinstance(value, ATTACHED):
+                others[self.attachments.by_type[type(value)].series(name, value)] = value
+            elif self.writes:
+                mine[name] = value
+        if unit or others:
+            unit.update((axis, number_of(value)) for axis, value in lacked.items())
+        elif mine:
+            mine.update(lacked)
+        return unit, others, {**mine, **self._labelled(values)}
+
+    def _exact(self, values: Mapping[str, Any]) -> dict[str, int]:
+        """Return `Own.exact`, without numbers that are summed, and integers beyond all floats."""
+        return {
+            name: value
+            for name, value in values.items()
+            if (type(value) is bool or (type(value) is int and LARGEST_EXACT_INTEGER < abs(value) < sys.float_info.max))
+            and self.reductions.of(name) not in ("sum", "nansum")
+        }
+
+    def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values under this rank's label in a shared run: numbers and, except on the primary, all others."""
+        label, names, axis = self.writer.label, self._per_rank, self.writer.step_metric
+        if label is None or not names.patterns:
+            return {}
+        labelled, axes = {}, {axis, *self.definitions().axes}
+        for name, value in values.items():
+            self.reductions.of(name)  # it is a logged name, also if it is not reduced
+            if name in axes or value is None or isinstance(value, ATTACHED):
+                continue
+            number = is_number(value)
+            if (number or not self.writes) and names.has(name, is_number=number):
+                labelled[f"{label}/{name}"] = value
+        return labelled
+
+    def _weights(self, weight: Any, values: Mapping[str, Any]) -> Any:
+        if weight is None or isinstance(weight, (int, float)):
+            return 1.0 if weight is None else float(weight)
+        if isinstance(weight, Later):
+            return float(checked_weight("weight", weight.number(), self.rank))
+        self.reductions.weighted.update(weight.keys() - values.keys())
+        return {name: self._weights(value, values) for name, value in weight.items()}
 
     def axes(self) -> list[str]:
         """Return the x axes of the user, whose values are those of one call; not those whose reduction was chosen."""
@@ -392,3 +354,17 @@ class Rows:
         if x >= 0:
             return x
         return 0 if self.first is None else self.first - 1 - x
+
+
+def _join(outbox: Outbox, names: Names, lanes: Lanes, step: int | None, x: int, own: Own | None) -> Call | None:
+    """Add values to the last call, if they continue its row and it waits: a row that ranks form together stays whole.
+
+    On the primary, values that it alone has stay with it in any case.
+    """
+    last = outbox.waiting[-1] if outbox.waiting else None
+    if last is None or last.x != x or (names and last.step != step):
+        return None
+    given = {*(series_of(name).name for name in last.names), *chain(*(before.values for _, before in last.own))}
+    if not given.isdisjoint([*(series_of(name).name for name in names), *(own.values if own else ())]):
+        return None
+    return outbox.extend(names, lanes, own and own._replace(is_value=False))

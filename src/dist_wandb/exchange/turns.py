@@ -21,6 +21,7 @@ two rounds, two heartbeats count; of an exchange of tables and images, nothing.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from bisect import bisect_right
@@ -38,6 +39,8 @@ from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS, Context
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.options import Limits
+
+_log = logging.getLogger("dist_wandb")
 
 _MANY_AT_ONCE = 256  # unread contributions that end the thread's lingering
 _MOST_AT_ONCE = 1024  # contributions read before the next round
@@ -94,23 +97,25 @@ class Turns:
 
     `put` and `wake` are called on the user's threads, where a signal handler that logs may interrupt them. They take no
     lock for which that handler would wait: `SimpleQueue.put` is reentrant, `Event.set` is not. The exchange's thread
-    calls `post` with each contribution once its values are computed, and never blocks on a device.
+    posts each contribution once its values are computed, and never blocks on a device.
     """
 
-    def __init__(self, context: Context, rounds: Rounds, post: Callable[[Contribution], None]) -> None:
+    def __init__(self, context: Context, rounds: Rounds) -> None:
+        self.pacer: Pacer = Pacer(context.limits, time.monotonic())
         self.flushes: list[Flush] = []
         self.computing: deque[Contribution] = deque()  # those that wait for a device, or for those before them
         self.puts: int = 0  # how many contributions there were
         self._context = context
         self._rounds = rounds
-        self._post = post
         self._unread: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
         self._urgent: SimpleQueue[None] = SimpleQueue()  # an item ends the lingering
         self._most: int = context.limits.max_pending_rows + _MANY
         self._room = self._most  # how many rows may wait at present
-        # As of the last round: when it ended; whether rows with values of this rank wait for others, and all calls that
-        # were offered were taken; the pause of a flush after it, and since when what is flushed is finished.
+        # As of the last round: when it ended; whether some rank has more to contribute at once, rows with values of
+        # this rank wait for others, and all calls that were offered were taken; the pause of a flush after it, and
+        # since when what is flushed is finished.
         self._last_end = time.monotonic()
+        self._has_more = False
         self._awaits, self._has_taken = False, True
         self._pause = 0.0
         self._settled_since: float | None = None
@@ -119,19 +124,15 @@ class Turns:
 
     def put(self, contribution: Contribution) -> None:
         self._unread.put(contribution)
-        if self._unread.qsize() > _MANY_AT_ONCE:
-            self._hurry()
+        if self._unread.qsize() > _MANY_AT_ONCE and self._urgent.empty():
+            self._urgent.put(None)
         self.puts += 1
         if self.puts % _OFTEN == 0:
             self.await_room()
 
     def wake(self, flush: Flush | None = None) -> None:
         self._unread.put(flush)
-        self._hurry()
-
-    def _hurry(self) -> None:  # after the reason for it was put
-        if self._urgent.empty():
-            self._urgent.put(None)
+        self._urgent.put(None)  # after the reason for it was put
 
     def await_room(self) -> None:
         """Wait while too many rows are on their way.
@@ -182,8 +183,15 @@ class Turns:
             left = max(0.0, deadline - time.monotonic())
             has_found = self._read(min(left, DEVICE_POLL_INTERVAL) if self.computing else left)
             while self.computing and self.computing[0].is_ready():
-                self._post(self.computing.popleft())
-                has_found = True
+                has_found, contribution = True, self.computing.popleft()
+                try:
+                    self._context.rows.post(contribution, self._rounds, time.monotonic())
+                except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
+                    self._context.rows.writer.lost["that could not be processed"] += len(contribution.metrics)
+                    _log.exception(
+                        "dist_wandb: a row of rank %d could not be processed and is lost: %r",
+                        *(self._context.rank, list(contribution.metrics)),
+                    )
             if has_found or not left:
                 return has_found
 
@@ -232,11 +240,11 @@ class Turns:
             oldest = next((call.at for call in self._rounds.outbox.waiting), oldest)
         return self._context.lifecycle.is_closing or time.monotonic() - oldest >= generations.APART
 
-    def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
+    def wait(self, awaits_primary: Callable[[], bool]) -> None:
         """Wait for contributions, peers or the next heartbeat; while it `awaits_primary`, this rank does not close."""
         lifecycle, limits, rounds = self._context.lifecycle, self._context.limits, self._rounds
         self.drain()
-        while not (has_more or (lifecycle.is_closing and not awaits_primary()) or lifecycle.is_stopped):
+        while not (self._has_more or (lifecycle.is_closing and not awaits_primary()) or lifecycle.is_stopped):
             waiting = rounds.outbox.waiting
             if self.flushes:
                 due = self._last_end + self._pause
@@ -253,7 +261,7 @@ class Turns:
                 self.linger(left)
             elif not self.drain(left):
                 break
-        awaits_device = lifecycle.is_closing and not lifecycle.is_stopped and self.computing and not has_more
+        awaits_device = lifecycle.is_closing and not lifecycle.is_stopped and self.computing and not self._has_more
         self.drain(limits.linger if awaits_device else 0.0)
         rounds.intent = Intent.OPEN
         if self.is_empty:
@@ -262,7 +270,7 @@ class Turns:
             elif self.flushes:
                 rounds.intent = Intent.PAUSING
             if rounds.intent is not Intent.OPEN:
-                self._context.rows.posting.end_row(rounds.outbox)
+                self._context.rows.end_row(rounds.outbox)
         if self.backlog > limits.max_pending_rows:
             self._context.warn(
                 "outbox",
@@ -277,7 +285,7 @@ class Turns:
         waits a little for that if others have open cells, or more to contribute at once.
         """
         rounds, heartbeat, now = self._rounds, self._context.limits.heartbeat, time.monotonic()
-        self._last_end = now
+        self._last_end, self._has_more = now, outcome.more
         self._awaits = outcome.awaits and not rounds.settled
         self._has_taken = outcome.taken > 0 or not rounds.outbox.waiting
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), heartbeat) if self.flushes else 0.0

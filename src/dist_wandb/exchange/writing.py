@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.protocol.calls import Call, Key
 from dist_wandb.exchange.protocol.lanes import NOTHING, Number, number_at, reduced_numbers
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.transport import Group
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import PLAIN
@@ -69,45 +69,20 @@ class Spreads:
 
     def exchange(self, due: Sequence[tuple[Key, Number]], group: Group) -> None:
         """Exchange the deviations from the means of some cells, the same on all ranks; raise BrokenError on failure."""
-        parts = [self._part(self._own.get((*key,)), number) for key, number in due]
-        squares, counts, largest = ([part[lane] for part in parts] for lane in range(3))
+        # this rank's parts in the sums of squares, whether it has one, and its negated index if it is largest
+        squares, counts, largest = [0.0] * len(due), [0.0] * len(due), [NOTHING] * len(due)
+        for index, (key, number) in enumerate(due):
+            own = Number(*self._own.get((*key,), ()))
+            if own.given:
+                deviation, counts[index] = own.plain - number.reduced("mean"), 1.0
+                if own.weight:  # multiplied, because huge deviations overflow to infinity, but raise with a power
+                    squares[index] = own.weight * deviation * deviation
+                if own.is_nan if number.is_nan else own.weight and own.largest == number.largest:
+                    largest[index] = -float(self._rank)
         sums, maxima = group.reduce([*squares, *counts], largest)
         for index, (key, number) in enumerate(due):
             if sums[len(due) + index] == number.given:
-                largest_at = -1 if maxima[index] == NOTHING else int(-maxima[index])
-                self.found[key] = sums[index], largest_at
-
-    def _part(self, numbers: tuple[float, ...] | None, number: Number) -> tuple[float, float, float]:
-        """Return this rank's part in the sum of squares, whether it has one, and its negated index if it is largest."""
-        own = Number(*numbers or ())
-        if not own.given:
-            return 0.0, 0.0, NOTHING
-        deviation = own.plain - number.reduced("mean")
-        has_largest = own.is_nan if number.is_nan else own.weight and own.largest == number.largest
-        # multiplied, because huge deviations overflow to infinity, but raise with a power
-        squares = own.weight * deviation * deviation if own.weight else 0.0
-        return squares, 1.0, -float(self._rank) if has_largest else NOTHING
-
-
-class _OpenRow:
-    """A row that was left open for further values of its step; rows that continue one which still waits for ranks."""
-
-    def __init__(self) -> None:
-        self.values: Mapping[str, Any] = {}
-        self.x: int | None = None  # its position
-        self.held: list[_Finished] = []  # rows that may continue another one
-        self._parts = 0  # how many calls that left a row open are written
-
-    def next_due(self) -> _Finished | None:
-        """Remove and return the first held row that can be written; `None` if all continue one that is not written."""
-        for at, (row, *_) in enumerate(self.held):
-            parts, after = self._parts, 0
-            for one in row.own:
-                parts, after = max(parts, one.part), max(after, one.after)
-            if after <= parts or row.corrects:
-                self._parts = parts
-                return self.held.pop(at)
-        return None
+                self.found[key] = sums[index], -1 if maxima[index] == NOTHING else int(-maxima[index])
 
 
 class Writing:
@@ -123,7 +98,10 @@ class Writing:
         self._notices = Notices()
         self._stragglers = Stragglers()
         self.timings: dict[str, Timing] = defaultdict(Timing)  # by name
-        self._open = _OpenRow()
+        self._open: Mapping[str, Any] = {}  # the values of a row that was left open for further ones of its step
+        self._open_x: int | None = None  # its position
+        self._held: list[_Finished] = []  # rows that may continue another one, which still waits for ranks
+        self._parts = 0  # how many calls that left a row open are written
 
     def write(self, rows: Sequence[Row]) -> None:
         try:
@@ -134,9 +112,8 @@ class Writing:
                         values, missing = dict[str, Any](), row.missing
                         if self._rows.writes and row.names:
                             values, missing = self._values(row)
-                        self._open.held.append((row, values, missing))
-                        while (due := self._open.next_due()) is not None:
-                            self._write_finished(*due)
+                        self._held.append((row, values, missing))
+                        self._write_held()
                     except Exception as error:  # noqa: BLE001  # in the making of the row
                         self._lose(error, len(row.names))
         finally:
@@ -146,14 +123,27 @@ class Writing:
             self.last_position = f"row {-x}" if step is None and x < 0 else f"step {self._rows.x(x)}"
 
     def end(self) -> None:
-        while self._open.held:
-            self._write_finished(*self._open.held.pop(0))
+        while self._held:
+            self._write_finished(*self._held.pop(0))
         self.end_row()
 
     def end_row(self) -> None:
-        if self._open.values:
+        if self._open:
             self._write({}, None, commit=None)
             self._rows.keep_summary({}, None, None, is_open=False, serial=0)
+
+    def _write_held(self) -> None:
+        """Write the rows that do not continue one which is not written; from the first again, which may continue it."""
+        at = 0
+        while at < len(self._held):
+            row = self._held[at][0]
+            parts = max([self._parts, *map(attrgetter("part"), row.own)])
+            if row.corrects or max([0, *map(attrgetter("after"), row.own)]) <= parts:
+                self._parts = parts
+                self._write_finished(*self._held.pop(at))
+                at = 0
+            else:
+                at += 1
 
     def _write_finished(self, row: Row, values: dict[str, Any], missing: int) -> None:
         own, commit, is_value = {}, row.step is None and not row.own, False
@@ -165,8 +155,8 @@ class Writing:
             if commit and row.x >= 0:  # without steps, the next row has another position
                 self.end_row()
             return
-        follows = max(map(attrgetter("follows"), row.own), default=None)
-        self._rows.act(follows)
+        before = max(map(attrgetter("writes_before"), row.own), default=None)
+        self._rows.act(before)
         axes = {name: value for name, value in row.axes.items() if name not in own} if row.axes else {}
         if row.corrects or not self._fits(values, axes):
             self.end_row()
@@ -181,24 +171,24 @@ class Writing:
         # As in wandb, a row left open without a step takes a framework's axis from the call that ends it.
         is_open = commit is False and row.step is None and self._rows.first is None and not row.corrects
         x = None if is_open else self._rows.x(row.x)
-        if is_value and self._open.values and not row.corrects:
-            values[self._rows.writer.step_metric or ""], x = x, self._open.x
+        if is_value and self._open and not row.corrects:
+            values[self._rows.writer.step_metric or ""], x = x, self._open_x
         self._write(values, x, commit=True if row.corrects else commit)
         is_left_open = not (commit or row.corrects)
         joined = dict(zip(row.names, row.joined, strict=False))
         place = {"corrects": row.corrects, "serial": row.serial, "joined": joined}
-        self._rows.keep_summary(values, follows, x, is_open=is_left_open, **place)
+        self._rows.keep_summary(values, before, x, is_open=is_left_open, **place)
 
     def write_own(self, row: Mapping[str, Any], values: Mapping[str, Any], x: int | None, *, commit: bool) -> None:
         """Write this rank's own values with the x axes of their row, or add them to its open row."""
         if not self._fits(values, {name: value for name, value in row.items() if name not in values}):
             self.end_row()
-        if values or self._open.values:
+        if values or self._open:
             self._write(row, x, commit=commit)
 
     def _fits(self, values: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
         """Return whether the open row may hold a call too: it has no other value of its names, nor of the x axes."""
-        before = self._open.values
+        before = self._open
         for name, value in axes.items():
             if before.get(name, value) != value:
                 return False
@@ -248,10 +238,9 @@ class Writing:
         if self.is_over:
             return
         if commit is not False:
-            self._open.values, self._open.x = {}, None
+            self._open, self._open_x = {}, None
         else:
-            before = self._open.values if x == self._open.x else {}
-            self._open.values, self._open.x = {**before, **row}, x
+            self._open, self._open_x = {**(self._open if x == self._open_x else {}), **row}, x
         try:
             self._rows.writer.write(row, x, commit=commit)
         except Exception as error:  # noqa: BLE001  # of W&B

@@ -239,9 +239,9 @@ class Intake:
         self._first_thread = self._first_thread or thread
         self._show(values, x if x >= 0 else self.own.first_row - 1 - x if self.own.has_our_axis else 0)
         in_order = thread == self._first_thread
-        follows = self.own.summary.count
+        before = self.own.summary.count
         is_value = is_value and not self._position.is_given
-        self.exchange.put(Contribution(values, step, commit, own_weight, x, in_order, follows, is_value))
+        self.exchange.put(Contribution(values, step, commit, own_weight, x, in_order, before, is_value))
 
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         rank = self._link.topology.global_rank
@@ -266,7 +266,7 @@ class Intake:
             step = self.own.first_row + self.rows if place.last is None else place.last
         if commit or self._link.topology.world_size > 1:  # alone, as wandb: its process does not show an open row
             self._show(metrics, step)
-        self.exchange.put(Contribution(metrics, step, commit, follows=self.own.summary.count))
+        self.exchange.put(Contribution(metrics, step, commit, writes_before=self.own.summary.count))
 
     def _show(self, values: Mapping[str, Any], x: int | None) -> None:
         """Answer reads of the summary with a row; on a rank without a run, with the framework's x axis of it, too."""

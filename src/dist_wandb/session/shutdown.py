@@ -190,7 +190,7 @@ class Shutdown:
                 self.hand_over(failed=failed, within=within, passed_on=delay_sigterm)
             except KeyboardInterrupt as error:  # raised again once the run has ended
                 failed, interrupt = True, error
-            if not exit_code and (interrupt or self._exchange.unwritten):
+            if not exit_code and (interrupt or self._exchange.lifecycle.unwritten):
                 exit_code = unit_end.report(registry.exit_code_of(interrupt) or registry.FAILED)
             if self._own.is_owned and self._link.plan.primary:
                 exit_code = self._end_last(unit_end, exit_code, None if failed else deadline)
@@ -208,7 +208,7 @@ class Shutdown:
     def _end_last(self, unit_end: UnitEnd, exit_code: int | None, deadline: float | None) -> int | None:
         """End the run as its primary: after other writers, until the deadline if any; return the unit's exit code."""
         if deadline is not None:
-            plan, lost = self._link.plan, self._exchange.lost
+            plan, lost = self._link.plan, self._exchange.lifecycle.lost
             writers = self._link.other_writers(deadline) if plan.has_writers else None
             if writers and not unit_end.await_writers(deadline, writers - lost):
                 warn(
@@ -217,7 +217,7 @@ class Shutdown:
                     "increase finish_timeout."
                 )
             if plan.shared and writers is not None:  # those that never took part may still be opening their runs
-                lost -= self._exchange.unmet - writers
+                lost -= self._exchange.lifecycle.unmet - writers
             exit_code = exit_code or unit_end.exit_code(lost) or exit_code
         self._own.end(exit_code)
         return exit_code

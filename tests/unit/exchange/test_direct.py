@@ -232,7 +232,7 @@ def test_pending_rows_are_bounded_and_lost_rows_are_reported(
     own.run.goes_on.set()
     assert not own.exchange.flush(), "so that the job can fail"
     assert not own.exchange.close()
-    assert own.exchange.unwritten == 5, "so that the run ends as failed"
+    assert own.exchange.lifecycle.unwritten == 5, "so that the run ends as failed"
     assert own.steps == list(range(10))
     assert caplog.text.count("more than 10 rows of rank 0 wait") == 1
     assert "5 rows of rank 0 are lost" in caplog.text

@@ -13,11 +13,11 @@ from limits import Limit
 from merging import Ranks, Replayed
 
 from dist_wandb.exchange import attachments
-from dist_wandb.exchange.attachments import Contributions
+from dist_wandb.exchange.attachments import Attachments
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.framing import encode, framed
@@ -46,7 +46,7 @@ class Unit:
     def keep(self, step: int, ranks: Sequence[int] | None = None) -> Key:
         """Log the metric on the ranks, after the round of the last exchange; return its cell."""
         for rank, metric in enumerate(self._metrics):
-            self.ranks[rank].attachments.contributions.passed()
+            self.ranks[rank].attachments.passed()
             metric.update(1.0 + rank)
             snapshot = take_snapshot(metric)
             key = Key(self.fused(rank).series("sum", snapshot), step, 0)
@@ -128,7 +128,7 @@ def test_a_metric_that_fails_alone_does_not_affect_the_rest_of_the_row(caplog: p
     unit = Unit(1)
     for _ in range(2):
         values = {"curve": take_snapshot(torchmetrics.AUROC("binary")), "loss": 0.5}
-        unit.ranks[0].posting.write_own(Contribution(values, None))
+        unit.ranks[0].write_own(Contribution(values, None))
     assert [row["loss"] for row in unit.written] == [0.5, 0.5]
     assert not any("curve" in row for row in unit.written)
     (message,) = caplog.messages
@@ -141,7 +141,7 @@ def test_a_metric_that_the_rank_that_writes_has_never_logged_is_reported(caplog:
     unit.exchange(key, range(2))
     assert unit.finish(key, 1) == {}
     assert "'sum' was logged as a metric by other ranks, but not yet by rank 0, which computes it" in caplog.text
-    lost = unit.ranks[0].attachments.contributions.lost
+    lost = unit.ranks[0].attachments.lost
     assert +lost == {"of metrics that it had not logged": 1}
     late = unit.keep(1)
     unit.exchange(late, range(2))
@@ -161,7 +161,7 @@ def test_the_rank_that_writes_logs_a_metric_once_the_others_have_gone(caplog: py
     unit.exchange(key, [0])
     assert unit.finish(key, 3, corrects=True) == {"sum": 5.0, DEGRADED: 2, "global_step": 0}
     assert "it came after the parts of other ranks were dropped" not in caplog.text
-    assert not unit.ranks[0].attachments.contributions.lost.total()
+    assert not unit.ranks[0].attachments.lost.total()
 
 
 MANY = 20  # more metrics than fit into FEW bytes
@@ -174,7 +174,7 @@ def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(limit: Limit)
     for step in range(MANY):
         unit.exchange(unit.keep(step), range(2))
     for rank in range(2):
-        assert 0 < len(unit.ranks[rank].attachments.contributions.cells()) < MANY / 2
+        assert 0 < len(unit.ranks[rank].attachments.cells()) < MANY / 2
 
 
 def test_late_states_correct_a_value_also_after_many_later_ones() -> None:
@@ -210,7 +210,7 @@ def test_states_that_cannot_be_copied_from_a_device_are_reported(caplog: pytest.
     def broken() -> None:
         raise RuntimeError("device lost")
 
-    one, metric = FusedMetrics(Contributions(0, Counter()), merges=True), torchmetrics.CatMetric()
+    one, metric = FusedMetrics(Attachments(0, Counter()), merges=True), torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)
     snapshot.to_host = broken  # type: ignore[method-assign]
@@ -234,7 +234,7 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     sent: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = Counter[str]()
-    one = FusedMetrics(Contributions(0, lost), merges=True)
+    one = FusedMetrics(Attachments(0, lost), merges=True)
     metric = torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)

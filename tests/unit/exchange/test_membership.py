@@ -20,7 +20,7 @@ from limits import Limit
 
 from dist_wandb.exchange import membership
 from dist_wandb.exchange.interface import Hooks
-from dist_wandb.exchange.membership import Membership, Situation
+from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.forming import Moved, Stopped
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
 from dist_wandb.exchange.transport import BrokenError, GroupLayout
@@ -154,7 +154,7 @@ def test_the_lowest_rank_becomes_the_primary_if_rank_0_opens_no_session() -> Non
 
     def arrive(rank: Membership) -> int:
         with pytest.raises(Moved) as moved:
-            rank.arrive(SHORT, Situation(MOVING))
+            rank.arrive(SHORT, MOVING)
         return moved.value.primary
 
     job.gather("generation/0", 1, 2, 3)
@@ -167,21 +167,21 @@ def test_a_rank_without_an_exchange_follows_the_new_primary_also_if_rank_0_has_c
     job.rank(1).claim(Generation(0, (), source=1))
     job.publish_opened(0)
     with pytest.raises(Moved) as moved:
-        job.rank(2).arrive(SHORT, Situation(MOVING, watches=True))
+        job.rank(2).arrive(SHORT, MOVING, watches=True)
     assert moved.value.primary == 1
 
 
 def test_the_lowest_rank_becomes_the_primary_before_the_timeout_if_it_ends() -> None:
     job = Job(4)
     with pytest.raises(Moved):
-        job.rank(2).arrive(LONG, Situation(MOVING, lambda: True))
+        job.rank(2).arrive(LONG, MOVING, lambda: True)
 
 
 def test_a_rank_that_ends_with_nothing_to_write_does_not_become_the_primary() -> None:
     job = Job(2)
     job.stopped.add(1)
     with pytest.raises(Stopped):
-        job.rank(1).arrive(LONG, Situation(MOVING, lambda: True))
+        job.rank(1).arrive(LONG, MOVING, lambda: True)
     assert job.rank(0).generations.get(0) is None
 
 
@@ -189,7 +189,7 @@ def test_a_primary_that_has_opened_a_session_is_not_replaced() -> None:
     job = Job(4)
     job.publish_opened(0)
     job.gather("generation/0", 1, 2, 3)
-    began = set_of(job.together(lambda rank: rank.arrive(SHORT, Situation(MOVING)), 1, 2, 3))
+    began = set_of(job.together(lambda rank: rank.arrive(SHORT, MOVING), 1, 2, 3))
     assert (began.members, began.lost) == ((1, 2, 3), (0,))
 
 
@@ -369,8 +369,8 @@ def test_checking_for_departed_ranks_reads_one_key() -> None:
     before = job.begin()
     counted = job.counts.of(0)
     for _ in range(5):
-        assert job.rank(0).presence.departures.among(before.members) == set()
-        assert not job.rank(0).has_ended(before)
+        assert job.rank(0).presence.gone_among(before.members) == set()
+        assert not job.rank(0).presence.are_gone(before.members)
     assert job.counts.of(0) - counted == 10
 
 

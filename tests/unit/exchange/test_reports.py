@@ -10,19 +10,18 @@ from limits import Limit
 
 from dist_wandb.exchange import participation
 from dist_wandb.exchange.interface import Lifecycle
-from dist_wandb.exchange.participation import Cycle
+from dist_wandb.exchange.participation import Participation
 from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.rounds import Rounds, encoded
-from dist_wandb.exchange.protocol.table import Row
-from dist_wandb.exchange.reports import Context, Reports, report_lost
+from dist_wandb.exchange.protocol.memory import Row
+from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.reports import Context, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
 from dist_wandb.job.topology import Topology
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
-from dist_wandb.settings.options import DEFAULT_LIMITS
+from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
 
 
@@ -39,8 +38,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def reports(clock: Clock) -> Reports:
-    return Reports(10.0, clock)
+def reports(clock: Clock) -> Context:
+    second = Topology(1, 1, 0, 2, 2, 1)
+    writer = RunWriter(NullRun(), plan_run(second, "auto", "global", "exp"), "global_step")
+    rows = Rows(writer, {"*": "mean"}, rank=1, index=1)
+    return Context(unit_of(second, "global"), Limits(peer_timeout=10.0, heartbeat=1.0), rows, Lifecycle(), clock)
 
 
 def cells(*names: str, step: int = 0) -> list[Key]:
@@ -56,7 +58,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return messages
 
 
-def test_reports_list_a_few_names_and_positions(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_list_a_few_names_and_positions(reports: Context, caplog: pytest.LogCaptureFixture) -> None:
     reports.values("one", cells("loss", step=3), LATE)
     reports.values("some", [*cells("a", "b", step=3), *cells("a", step=4), *cells("a", step=5)], LATE)
     reports.values("many", cells(*"abcde"), LATE)
@@ -73,7 +75,7 @@ def test_reports_list_a_few_names_and_positions(reports: Reports, caplog: pytest
 
 
 def test_a_continuing_problem_is_reported_once_with_a_later_count(
-    reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
+    reports: Context, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in range(5):
         reports.values("late", cells("a", "b", step=step), LATE)
@@ -87,7 +89,7 @@ def test_a_continuing_problem_is_reported_once_with_a_later_count(
 
 
 def test_recurring_problems_are_reported_less_and_less_often(
-    reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
+    reports: Context, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(1000):
         reports.values("late", cells("a"), LATE)
@@ -96,7 +98,7 @@ def test_recurring_problems_are_reported_less_and_less_often(
 
 
 def test_consequences_of_a_reported_problem_are_not_reported(
-    reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
+    reports: Context, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not reports.follows("late", "silent")
     reports.values("silent", cells("a"), LATE)
@@ -116,22 +118,17 @@ def test_lost_values_are_reported_in_one_line_by_cause(caplog: pytest.LogCapture
 
 
 def test_rows_that_cannot_be_kept_for_the_rank_that_writes_are_reported_and_counted(
-    reports: Reports, caplog: pytest.LogCaptureFixture, limit: Limit
+    reports: Context, caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
     limit(participation, _MOST_KEPT=20)
-    second = Topology(1, 1, 0, 2, 2, 1)
-    writer = RunWriter(NullRun(), plan_run(second, "auto", "global", "exp"), "global_step")
-    rows, rounds, now = Rows(writer, {"*": "mean"}, rank=1, index=1), Rounds(1, 2), time.monotonic()
-    rounds.resize([1], {0})
-    context = Context(unit_of(second, "global"), DEFAULT_LIMITS, rows, reports, Lifecycle())
-    cycle = Cycle(context, rounds, Pacer(DEFAULT_LIMITS, now))
-    kept = Row(("loss",), (0,), 0, 0, lanes_of([number_of(1.0)]), {}, (1,))
-    cycle.restore({**rounds.snapshot(), "unwritten": encoded([kept] * 20)})
-    cycle.begin(Group(), (1,), lambda _: None)
-    rows.posting.post(Contribution({"loss": 1.0}, 7, x=7), rounds, now)
+    rounds, now = Rounds(1, 2), time.monotonic()
+    rank = Participation(reports, rounds, Pacer(reports.limits, now))
+    rank.kept.extend([Row(("loss",), (0,), 0, 0, lanes_of([number_of(1.0)]), {}, (1,))] * 20)
+    rank.continue_alone()
+    reports.rows.post(Contribution({"loss": 1.0}, 7, x=7), rounds, now)
     for _ in range(3):
-        cycle.round()
+        rank.round()
     what = "more than 20 rows wait on rank 1 for the rank that writes them, which is away: the oldest are lost"
     assert logged(caplog) == [f"dist_wandb: {what}, and counted at the end."]
-    assert writer.lost == {"that could not be kept for the rank that writes them": 1}
-    assert cycle.keeps_rows
+    assert reports.rows.writer.lost == {"that could not be kept for the rank that writes them": 1}
+    assert rank.keeps_rows

@@ -19,10 +19,10 @@ from row_units import Unit
 
 from dist_wandb.exchange.protocol import plan, rounds, table
 from dist_wandb.exchange.protocol.calls import Intent, Key
-from dist_wandb.exchange.protocol.contributors import NOBODY
+from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_at, number_of
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.protocol.table import Row
 
 WITHOUT_CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 WEIGHTS = [(1.0,), (0.5, 1.0, 3.0)]
@@ -111,7 +111,8 @@ def happen(unit: Unit, action: str, number: int, logged: Sequence[Entry]) -> Non
     elif action == "wait":
         unit.now += 0.3
     elif action.startswith("impatient"):
-        machine.give_up(**{"every" if action == "impatient" else "new": number % (machine.table.round + 1)})
+        born = number % (machine.table.round + 1)
+        machine.gives_up = (NEVER, born) if action == "impatient" else (born, NEVER)
     elif action == "close":
         machine.intent = Intent.CLOSING
     elif action == "interleave":

@@ -19,8 +19,9 @@ from units import RecordingRun
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Intent
+from dist_wandb.exchange.protocol.contributors import NEVER
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
-from dist_wandb.exchange.protocol.table import Row
+from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.devices import HostCopy, Later
@@ -94,7 +95,7 @@ class Unit:
         x = self.last[rank]
         contribution = Contribution(metrics, step, commit, weight, -1 - self.calls[rank] if x is None else x)
         self.calls[rank] += commit is not False
-        self.ranks[rank].posting.post(contribution, self.rounds[rank], self.protocol.now)
+        self.ranks[rank].post(contribution, self.rounds[rank], self.protocol.now)
 
     def log_on_all(
         self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None, commit: Any = None
@@ -384,7 +385,7 @@ def test_a_position_that_is_logged_as_a_value_continues_the_open_row() -> None:
             for metrics, at, commit in calls:
                 x = -1 if step == 10 else 10
                 made = Contribution(metrics, at, commit, None, at or x, is_value=at is not None)
-                unit.ranks[rank].posting.post(made, unit.rounds[rank], unit.protocol.now)
+                unit.ranks[rank].post(made, unit.rounds[rank], unit.protocol.now)
     assert unit.close() == [{"text": "a", "mine": 1.0, "loss": 0.5, "global_step": step} for step in (10, 20)]
 
 
@@ -440,7 +441,7 @@ def test_labels_are_the_same_with_and_without_reduction(rank: int, per_rank: Per
     together, alone = (Unit(run_mode="shared", per_rank=per_rank) for _ in range(2))
     together.log_on_all([VALUES] * 2, 5)
     together.close()
-    alone.ranks[rank].posting.write_own(Contribution(VALUES, 5))
+    alone.ranks[rank].write_own(Contribution(VALUES, 5))
     rows = together.runs[rank].rows
     assert [set(row) for row in alone.runs[rank].rows] == [set(row) for row in rows]
 
@@ -625,7 +626,7 @@ def test_a_corrected_row_is_whole_but_for_the_primarys_own_values() -> None:
     unit.log(0, {"loss": 1.0, "lr": 0.5, "text": "a"}, 0)
     for _ in range(3):
         unit.exchange()
-    unit.rounds[0].give_up(new=unit.rounds[0].table.round)
+    unit.rounds[0].gives_up = unit.rounds[0].table.round, NEVER
     unit.exchange()
     unit.log(1, {"loss": 3.0}, 0)
     assert unit.close() == [

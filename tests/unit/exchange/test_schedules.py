@@ -20,7 +20,7 @@ from simulation import Store, World, simulated
 from units import PatientExchange, Ranks
 
 from dist_wandb.exchange import transport
-from dist_wandb.exchange.membership.generations import Checkpoint
+from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.transport import Group
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.reduction import DEGRADED
@@ -76,7 +76,7 @@ class Job:
         def unpacking(plan: Any, sums: list[float], maxima: list[float]) -> Any:
             outcome = unpack(plan, sums, maxima)
             is_last = outcome.paused and not outcome.rows  # the end: a rank with the result may leave
-            if not (type(exchange.group) is Group or is_last):
+            if not (type(exchange.participation.group) is Group or is_last):
                 self.taken[rank][rounds.table.round] = (sums, maxima)
             return outcome
 
@@ -88,13 +88,14 @@ class Job:
             self.alone.add(rank)
             go()
 
-        def catching_up(checkpoint: Checkpoint) -> bool:
-            self.behind += checkpoint.round == rounds.table.round + 1
-            return catch_up(checkpoint)
+        def catching_up(generation: Generation) -> bool:
+            before, is_closed = rounds.table.round, catch_up(generation)
+            self.behind += rounds.table.round - before
+            return is_closed
 
-        cycle = exchange._worker.cycle
-        catch_up, cycle.catch_up = cycle.catch_up, catching_up  # type: ignore[method-assign]
-        go, exchange._worker._continue_alone = exchange._worker._continue_alone, continuing_alone  # type: ignore[method-assign]
+        participation = exchange.participation
+        catch_up, participation.catch_up = participation.catch_up, catching_up  # type: ignore[method-assign]
+        go, exchange._continue_alone = exchange._continue_alone, continuing_alone  # type: ignore[method-assign]
         rounds.unpack, rounds.put_back = unpacking, putting_back  # type: ignore[method-assign, assignment]
         for step, names, pause in rows:
             self.world.pause(pause)
@@ -176,7 +177,7 @@ class Schedule:
         exchanges = job.ranks.exchanges
 
         def has_formed(rank: int) -> bool:
-            return rank in exchanges and exchanges[rank].group is not None
+            return rank in exchanges and exchanges[rank].participation.group is not None
 
         def have_formed() -> bool:  # called after each step
             return has_formed(early[0]) and has_formed(early[-1]) and all(map(has_formed, early))

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.attachments import Attachments, Contributions, FusedGathers
+from dist_wandb.exchange.attachments import Attachments, FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.protocol.calls import NUMBER, Key, Series, is_attached, series_of
 from dist_wandb.payloads.gathers import Gathered
@@ -17,8 +17,7 @@ NAMES = st.text(st.characters(exclude_characters="\0"))
 
 
 def attachments() -> Attachments:
-    own = Contributions(1, Counter())
-    return Attachments(own, {Snapshot: FusedMetrics(own, merges=True), Gathered: FusedGathers(own, merges=True)})
+    return Attachments(1, Counter(), {Snapshot: FusedMetrics, Gathered: FusedGathers}, merges=True)
 
 
 def key(series: Series) -> Key:

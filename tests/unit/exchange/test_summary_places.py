@@ -29,8 +29,8 @@ def recorded(unit: Unit, rank: int = 0) -> list[Place]:
 
 def log(unit: Unit, rank: int, metrics: dict[str, Any], step: int | None, follows: int, commit: Any = None) -> None:
     x = -1 if step is None else step
-    contribution = Contribution(metrics, step, commit, None, x, follows=follows)
-    unit.ranks[rank].posting.post(contribution, unit.rounds[rank], unit.protocol.now)
+    contribution = Contribution(metrics, step, commit, None, x, writes_before=follows)
+    unit.ranks[rank].post(contribution, unit.rounds[rank], unit.protocol.now)
 
 
 def summarized(unit: Unit) -> Run:
@@ -62,7 +62,7 @@ def test_the_summary_has_the_last_row_of_a_rank_that_is_behind() -> None:
 def test_a_row_of_one_rank_has_the_place_of_its_call(commit: Any) -> None:
     unit = Unit(1)
     places = recorded(unit)
-    unit.ranks[0].posting.write_own(Contribution({"loss": 1.0}, 4, commit, follows=2))
+    unit.ranks[0].write_own(Contribution({"loss": 1.0}, 4, commit, writes_before=2))
     assert places == [(["loss"], 2, 4, commit is False, False)]
 
 

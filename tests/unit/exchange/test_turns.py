@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,7 @@ class Rank(Turns):
         self.waited: list[float] = []
         self.rounds = Rounds(0, 2)
         self.lifecycle = Lifecycle()
-        super().__init__(context_of(self.lifecycle), self.rounds, lambda _: None)
+        super().__init__(context_of(self.lifecycle), self.rounds)
 
     def sleep(self, seconds: float) -> None:
         self.clock[0] += seconds
@@ -58,20 +59,20 @@ class Rank(Turns):
         self.await_room()
         return round(self.clock[0] - began, 1)
 
-    def waits(self, outcome: Outcome, *, has_more: bool = False) -> list[float]:
+    def waits(self, outcome: Outcome) -> list[float]:
         """Return how long the rank waits before a round, in seconds; the round has an outcome."""
         self.waited.clear()
-        self.wait(has_more=has_more, awaits_primary=lambda: False)
+        self.wait(awaits_primary=lambda: False)
         if outcome.taken:
             self.rounds.outbox.take(outcome.taken)
         self.end_round(outcome)
         return list(self.waited)
 
 
-def context_of(lifecycle: Lifecycle) -> Any:
+def context_of(lifecycle: Lifecycle, post: Callable[[Contribution], None] = lambda _: None) -> Any:
     writing = SimpleNamespace(end_row=lambda: None, due=0)
-    posting = SimpleNamespace(end_row=lambda _: None)
-    return SimpleNamespace(lifecycle=lifecycle, limits=LIMITS, rows=SimpleNamespace(writing=writing, posting=posting))
+    posting = {"end_row": lambda _: None, "post": lambda contribution, *_: post(contribution)}
+    return SimpleNamespace(lifecycle=lifecycle, limits=LIMITS, rows=SimpleNamespace(writing=writing, **posting))
 
 
 @pytest.fixture
@@ -137,7 +138,8 @@ def test_a_rank_that_flushes_waits_two_heartbeats_for_the_others(rank: Rank) -> 
 
 
 def test_nobody_waits_if_there_is_more_or_the_rank_closes(rank: Rank) -> None:
-    assert rank.waits(Outcome(), has_more=True) == []
+    rank.end_round(Outcome(more=True))
+    assert rank.waits(Outcome()) == []
     rank.lifecycle.is_closing = True
     assert rank.waits(Outcome()) == []
     assert rank.rounds.intent is Intent.CLOSING
@@ -146,8 +148,8 @@ def test_nobody_waits_if_there_is_more_or_the_rank_closes(rank: Rank) -> None:
 def test_a_rank_that_closes_waits_for_a_device_between_its_rounds(rank: Rank) -> None:
     rank.lifecycle.is_closing = True
     rank.computing.append(Contribution({}, None))
-    assert rank.waits(Outcome()) == [0.25]
-    assert rank.waits(Outcome(), has_more=True) == []
+    assert rank.waits(Outcome(more=True)) == [0.25]
+    assert rank.waits(Outcome()) == []
 
 
 def test_log_waits_shortly_for_an_exchange_that_stands_still(rank: Rank) -> None:
@@ -167,7 +169,7 @@ def test_log_waits_no_longer_once_the_rank_closes(rank: Rank) -> None:
 
 def test_contributions_stay_in_order_behind_one_that_is_still_on_a_device() -> None:
     posted: list[Contribution] = []
-    turns, stall = Turns(context_of(Lifecycle()), Rounds(0, 2), posted.append), Stall()
+    turns, stall = Turns(context_of(Lifecycle(), posted.append), Rounds(0, 2)), Stall()
     contributions = [
         Contribution({"loss": 1.0}, 0),
         Contribution({"loss": stall.number(asked=True)}, 1),
@@ -188,7 +190,7 @@ def test_contributions_stay_in_order_behind_one_that_is_still_on_a_device() -> N
 
 
 def test_flushes_are_answered_once_and_a_wake_takes_effect_at_once() -> None:
-    turns = Turns(context_of(Lifecycle()), Rounds(0, 2), lambda _: None)
+    turns = Turns(context_of(Lifecycle()), Rounds(0, 2))
     flushes = [Flush(), Flush(together=True)]
     turns.wake()
     assert turns.drain(60.0), "waking the thread takes effect at once"
@@ -203,7 +205,7 @@ def test_flushes_are_answered_once_and_a_wake_takes_effect_at_once() -> None:
 
 def test_nobody_lingers_if_a_caller_waits_or_the_rank_closes() -> None:
     lifecycle, began = Lifecycle(), time.monotonic()
-    turns = Turns(context_of(lifecycle), Rounds(0, 2), lambda _: None)
+    turns = Turns(context_of(lifecycle), Rounds(0, 2))
     turns.wake(Flush())
     turns.linger(60.0)
     turns.flushes.clear()
@@ -224,7 +226,7 @@ def test_many_contributions_end_lingering() -> None:
         if len(posted) == 300:
             log(300)
 
-    turns, began = Turns(context_of(Lifecycle()), Rounds(0, 2), post), time.monotonic()
+    turns, began = Turns(context_of(Lifecycle(), post), Rounds(0, 2)), time.monotonic()
     log(0)
     turns.linger(60.0)
     assert time.monotonic() - began < 30.0

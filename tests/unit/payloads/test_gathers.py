@@ -28,7 +28,7 @@ from PIL import Image
 from processes import wait_until
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments import Contributions, FusedGathers
+from dist_wandb.exchange.attachments import Attachments, FusedGathers
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.transport import members_of
 from dist_wandb.job.topology import Topology
@@ -401,7 +401,7 @@ class Peer:
 
 @pytest.mark.parametrize("amounts", [b"", b"[]", b"[[1, 1e400, 5]]", b"[[1, -1, 5]]", b"[[1, 2]]", b"7", b"[" * 999])
 def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> None:
-    one, key = FusedGathers(Contributions(0, Counter()), merges=True), Key(Series("t", "table").text, 1, 0)
+    one, key = FusedGathers(Attachments(0, Counter()), merges=True), Key(Series("t", "table").text, 1, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # the part of a group that is needed
     assert one.values.pop(key, ({}, 0))[0]["t"].rows == [[0, 1]]
@@ -410,7 +410,7 @@ def test_invalid_amounts_of_a_peer_affect_only_its_own_part(amounts: bytes) -> N
 @pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
 def test_an_invalid_part_of_a_peer_affects_only_its_table(data: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
     lost = Counter[str]()
-    one, key = FusedGathers(Contributions(0, lost), merges=True), Key(Series("t", "table").text, 1, 0)
+    one, key = FusedGathers(Attachments(0, lost), merges=True), Key(Series("t", "table").text, 1, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
     assert one.values.pop(key, ({}, 0))[0] == {}

@@ -17,7 +17,7 @@ from fakes import TWO, FakeWandb, Job, OnRanks, open_rank
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.rows import Contribution, Posting
+from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
 from dist_wandb.session.opener import open_session
@@ -61,9 +61,9 @@ def test_a_timeout_is_an_error_of_finish_if_the_settings_ask_for_it(
 def test_a_row_that_cannot_be_processed_costs_no_other(
     job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sessions, post = job(TWO), Posting.post
+    sessions, post = job(TWO), Rows.post
 
-    def fail(own: Posting, contribution: Contribution, *others: Any) -> Any:
+    def fail(own: Rows, contribution: Contribution, *others: Any) -> Any:
         if "bad" in contribution.metrics:
             raise ArithmeticError
         return post(own, contribution, *others)
@@ -73,7 +73,7 @@ def test_a_row_that_cannot_be_processed_costs_no_other(
         sessions[rank].log({"loss": float(rank)}, step=1)
         sessions[rank].finish()
 
-    with mock.patch.object(Posting, "post", fail):
+    with mock.patch.object(Rows, "post", fail):
         on_ranks(2, log)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
     assert all(f"a row of rank {rank} could not be processed and is lost: ['bad']" in caplog.text for rank in (0, 1))

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, cast
 
 from dist_wandb.errors import ConfigurationError
@@ -30,7 +31,7 @@ from dist_wandb.job.ranges import named
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.cells import Part
 from dist_wandb.payloads.framing import framed, unframed
-from dist_wandb.payloads.gathers import Encoded, Gathered, Kind, decoded, differ, fair, whole
+from dist_wandb.payloads.gathers import Gathered, Kind, decoded, differ, fair, whole
 from dist_wandb.payloads.metrics import Snapshot
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
@@ -46,15 +47,24 @@ _MOST_WRITTEN = 32_768  # written cells for which the numbers of contributors ar
 NOT_SENT = "that could not be sent"  # why a value is lost
 
 
-class Contributions:
+class Attachments:
     """One rank's contributions to cells, within limits: those that wait for their exchange, then those that were sent.
 
-    `lost` counts values of this rank, by the cause in words.
+    `lost` counts values of this rank, by the cause in words; `kinds` says what merges values of which type.
     """
 
-    def __init__(self, rank: int, lost: Counter[str]) -> None:
-        self.rank = rank  # in the job, for messages
+    def __init__(
+        self,
+        rank: int,  # in the job, for messages
+        lost: Counter[str],
+        kinds: Mapping[type, type[Attachment]] = MappingProxyType({}),
+        *,
+        merges: bool = False,  # whether this rank writes the merged values
+    ) -> None:
+        self.rank = rank
         self.lost = lost
+        self.by_type: dict[type, Attachment] = {one: kind(self, merges=merges) for one, kind in kinds.items()}
+        self._written: dict[Key, tuple[int, int]] = {}  # how many ranks have contributed to it, and to its value
         self._waiting: dict[Key, tuple[Any, int]] = {}  # with their sizes, in the order of logging
         self._sent: dict[Key, tuple[Any, int]] = {}  # for an exchange that broke on another rank, and for late ranks
         self.bytes_waiting: int = 0
@@ -103,59 +113,6 @@ class Contributions:
             _, size = self._sent.pop(next(iter(self._sent)))
             self.bytes_sent -= size
 
-
-class Attachment(ABC):
-    """One rank's part in merging the values of some kinds."""
-
-    kinds: Collection[str]  # as in the series
-    not_merged: str  # why a value is lost that could not be merged, in words
-    needs_own_part: bool = False  # whether the primary needs its own contribution to merge those of the others
-
-    def __init__(self, contributions: Contributions, *, merges: bool) -> None:
-        self._merges = merges  # whether this rank writes the merged values
-        self._contributions = contributions
-        self._lost = contributions.lost
-        self._rank = contributions.rank
-        self.values: dict[Key, tuple[dict[str, Any], int]] = {}  # merged, and the numbers of contributors
-        self._notices = Notices()
-
-    @abstractmethod
-    def series(self, name: str, value: Any) -> str:
-        """Return the text of the series of a value."""
-
-    @abstractmethod
-    def alone(self, name: str, value: Any) -> dict[str, Any]:
-        """Return the values of this rank alone, by their names in the row."""
-
-    @abstractmethod
-    def keep(self, key: Key, value: Any) -> None:
-        """Keep this rank's contribution to a cell."""
-
-    def exchange(self, keys: Sequence[Key], group: Group) -> None:
-        """Exchange and merge the contributions to some cells, the same on all ranks; raise BrokenError on failure."""
-        try:
-            self._exchange(keys, group)
-        except ConfigurationError as error:  # of too many bytes on all ranks, of malformed ones on the primary
-            names = ", ".join(repr(key.series.name) for key in keys)
-            self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
-            self._lost[self.not_merged] += len(keys)
-        self._contributions.sent(keys)
-
-    @abstractmethod
-    def _exchange(self, keys: Sequence[Key], group: Group) -> None:
-        pass
-
-
-class Attachments:
-    """One rank's part in merging all attachments; for its methods, see `Attachment`."""
-
-    def __init__(self, contributions: Contributions, by_type: Mapping[type, Attachment]) -> None:
-        self.contributions = contributions
-        self.by_type: Mapping[type, Attachment] = by_type
-        self._by_kind = {kind: attachment for attachment in by_type.values() for kind in attachment.kinds}
-        self._written: dict[Key, tuple[int, int]] = {}  # how many ranks have contributed to it, and to its value
-        self._notices = Notices()
-
     def needs_primary(self, series: str) -> bool:
         return bool((attachment := self._of(series)) and attachment.needs_own_part)
 
@@ -183,7 +140,7 @@ class Attachments:
             before, written = self._written[key]
             missing = ranks - written
             if missing > 0 and ranks > before:
-                self.contributions.lost["that came too late"] += 1
+                self.lost["that came too late"] += 1
                 self._notices.warn(
                     "late",
                     f"a part of {key.series.name!r} is not written: it came after the parts of other ranks were "
@@ -198,7 +155,50 @@ class Attachments:
         return values, max(0, missing) if values else 0
 
     def _of(self, series: str) -> Attachment | None:
-        return self._by_kind.get(series_of(series).kind)
+        kind = series_of(series).kind
+        return next((one for one in self.by_type.values() if kind in one.kinds), None)
+
+
+class Attachment(ABC):
+    """One rank's part in merging the values of some kinds."""
+
+    kinds: Collection[str]  # as in the series
+    not_merged: str  # why a value is lost that could not be merged, in words
+    needs_own_part: bool = False  # whether the primary needs its own contribution to merge those of the others
+
+    def __init__(self, own: Attachments, *, merges: bool) -> None:
+        self._merges = merges
+        self._own = own
+        self._lost = own.lost
+        self._rank = own.rank
+        self.values: dict[Key, tuple[dict[str, Any], int]] = {}  # merged, and the numbers of contributors
+        self._notices = Notices()
+
+    @abstractmethod
+    def series(self, name: str, value: Any) -> str:
+        """Return the text of the series of a value."""
+
+    @abstractmethod
+    def alone(self, name: str, value: Any) -> dict[str, Any]:
+        """Return the values of this rank alone, by their names in the row."""
+
+    @abstractmethod
+    def keep(self, key: Key, value: Any) -> None:
+        """Keep this rank's contribution to a cell."""
+
+    def exchange(self, keys: Sequence[Key], group: Group) -> None:
+        """Exchange and merge the contributions to some cells, the same on all ranks; raise BrokenError on failure."""
+        try:
+            self._exchange(keys, group)
+        except ConfigurationError as error:  # of too many bytes on all ranks, of malformed ones on the primary
+            names = ", ".join(repr(key.series.name) for key in keys)
+            self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
+            self._lost[self.not_merged] += len(keys)
+        self._own.sent(keys)
+
+    @abstractmethod
+    def _exchange(self, keys: Sequence[Key], group: Group) -> None:
+        pass
 
 
 class FusedGathers(Attachment):
@@ -230,7 +230,7 @@ class FusedGathers(Attachment):
     def keep(self, key: Key, value: Gathered) -> None:
         try:
             encoded = value.encoded().within(_MOST_BYTES)  # more is never sent
-            self._contributions.add(key, encoded, encoded.size)
+            self._own.add(key, encoded, encoded.size)
         except Exception as error:  # noqa: BLE001  # an error of a value must not end the exchange
             self._lost[NOT_SENT] += 1
             self._notices.warn(
@@ -238,8 +238,10 @@ class FusedGathers(Attachment):
             )
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
-        mine = [self._contributions.get(key) for key in keys]
-        told = group.tally(json.dumps([*map(_amount, mine)]).encode())
+        mine = [self._own.get(key) for key in keys]
+        # numbers of items for each cell, their bytes, and the limits for the items of all ranks
+        own_amounts = [(0, 0, 0) if own is None else (len(own.items), own.size, own.limit) for own in mine]
+        told = group.tally(json.dumps(own_amounts).encode())
         by_rank = {rank: self._amounts(text, len(keys)) for text, ranks in told.items() for rank in ranks}
         amounts = [by_rank[rank] for rank in sorted(by_rank)]
         shares = [
@@ -264,7 +266,7 @@ class FusedGathers(Attachment):
         try:
             amounts = json.loads(text)
             are_known = all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in chain(*amounts))
-            if are_known and [*map(len, amounts)] == [len(_amount(None))] * number:
+            if are_known and [*map(len, amounts)] == [3] * number:
                 return list(amounts)
         except (ValueError, TypeError, RecursionError):
             pass
@@ -322,8 +324,3 @@ def _shares(parts: Sequence[Part]) -> str:
         for (kept, total), ranks in alike.items()
     ]
     return ", ".join([*shares[:_MOST_SHARES], *(["..."] if len(shares) > _MOST_SHARES else [])])
-
-
-def _amount(own: Encoded | None) -> tuple[int, int, int]:
-    """Return a rank's number of items for a cell, their bytes, and its limit for the items of all ranks."""
-    return (0, 0, 0) if own is None else (len(own.items), own.size, own.limit)

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments import NOT_SENT, Attachment, Contributions
+from dist_wandb.exchange.attachments import NOT_SENT, Attachment, Attachments
 from dist_wandb.exchange.protocol.calls import Key, Series
 from dist_wandb.exchange.protocol.lanes import NOTHING
 from dist_wandb.exchange.transport import Group
@@ -39,8 +39,8 @@ class FusedMetrics(Attachment):
     not_merged = "that could not be computed"
     needs_own_part = True  # the merged value is computed on it
 
-    def __init__(self, contributions: Contributions, *, merges: bool) -> None:
-        super().__init__(contributions, merges=merges)
+    def __init__(self, own: Attachments, *, merges: bool) -> None:
+        super().__init__(own, merges=merges)
         self._newest: dict[str, Snapshot] = {}  # by series, without states, to compute with
         self._not_logged: dict[Key, None] = {}
 
@@ -61,7 +61,7 @@ class FusedMetrics(Attachment):
 
     def keep(self, key: Key, value: Snapshot) -> None:
         try:
-            self._contributions.add(key, value, value.size)
+            self._own.add(key, value, value.size)
             if self._merges:
                 self._newest[key.name] = value.without_states()
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
@@ -93,7 +93,7 @@ class FusedMetrics(Attachment):
                 self.values[key] = self._computed(key, column, reduced) if is_here else {}, cell.contributors
 
     def _packed(self, key: Key) -> Packed | None:
-        snapshot = self._contributions.get(key)
+        snapshot = self._own.get(key)
         try:
             packed: Packed | None = None if snapshot is None else snapshot.packed(self._rank)
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
@@ -108,7 +108,7 @@ class FusedMetrics(Attachment):
         if own.form == cell.form:
             return own
         try:
-            return neutral(None)._replace(blob=self._contributions.get(key).in_full(self._rank))
+            return neutral(None)._replace(blob=self._own.get(key).in_full(self._rank))
         except Exception as error:  # noqa: BLE001  # an error of a metric must not end the exchange
             self._warn_of_no_part("in full", key, error)
             return neutral(None)
@@ -120,7 +120,7 @@ class FusedMetrics(Attachment):
         )
 
     def _computed(self, key: Key, blobs: list[bytes], reduced: Reduced | None) -> dict[str, Any]:
-        snapshot = self._contributions.get(key) or self._newest.get(key.name)
+        snapshot = self._own.get(key) or self._newest.get(key.name)
         name = key.series.name
         if snapshot is None:
             self._notices.warn(

@@ -4,7 +4,7 @@ A generation is a period in which the same ranks, its members, take part in all 
 of them. All claims are made by compare-and-set. The first claim counts, so all ranks read the same members.
 
 - *First.* Ranks publish their arrival in the store. The last one to arrive claims generation 0 for all. Otherwise a
-  rank that is elected after `join_timeout` claims it with those that have arrived (`Beginning`).
+  rank that is elected after `join_timeout` claims it with those that have arrived (`arrive`).
 - *Not here.* A rank publishes immediately that it has opened a session (`publish_opened`). Others are not waited for,
   and do not count as missing: `init` may be called under ``if rank == 0``. Rank 0 claims the generation if all ranks
   that have opened a session have arrived, and for 2 s no further one has; if it is the only one, once it has something
@@ -17,7 +17,7 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
   0 opens the run of an enclosing session, it counts as opening this one. If the store is gone before that claim, there
   is no exchange: one rank, on which they have agreed after 2 s, writes its own rows.
 - *No exchange.* With ``reduce=None``, only rank 0 writes, and does not arrive. The others watch for it
-  (`Situation.watches`), and claim generation 0 in the same way if it has opened no session.
+  (`watches`), and claim generation 0 in the same way if it has opened no session.
 - *Too late.* A rank continues alone immediately (`Over`) if all members of the newest generation are gone or, before
   there is a generation, the coordinator has ended its session, or the primary could not open its run.
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, or left), or leaves before all
@@ -57,7 +57,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from dist_wandb.errors import RendezvousError
@@ -81,110 +81,6 @@ _CHECK_INTERVAL = 1.0  # seconds between two checks whether the session has ende
 _TERM = 2.0  # seconds that an elected rank has to claim a generation, before another rank is elected
 
 
-@dataclass(frozen=True)
-class Situation:
-    """What is asked of a session that waits for the first generation, repeatedly."""
-
-    hooks: Hooks = Hooks()  # noqa: RUF009  # immutable; if they `move`, another rank may become the primary
-    is_due: Callable[[], bool] = lambda: False  # has this rank something that was logged some seconds ago, or ends it?
-    patience: float = 0.0  # seconds to wait for ranks that had the session which this one continues
-    has_rows: Callable[[], bool] = lambda: False  # has this rank, which has not failed, something that is not written?
-    watches: bool = False  # whether it only waits until it is certain which rank writes: there is no exchange
-
-
-class Beginning:
-    """One rank's wait for the first generation; `within` some seconds for ranks that have opened a session."""
-
-    def __init__(self, membership: Membership, unit: Unit, within: float, situation: Situation) -> None:
-        self._membership = membership
-        self._presence = membership.presence
-        self._unit = unit
-        self._within = within
-        self._situation = situation
-        self._is_last = self._presence.arrive()
-        self._counts, self._changed = (0, 0), self._presence.began  # of ranks that have come; since when
-        self._over_check, self._check = (Interval(_CHECK_INTERVAL, unit.size) for _ in range(2))
-
-    def is_urgent(self) -> bool:
-        """Return whether to check at once whether it is this rank that has to claim the generation."""
-        return (self._is_first or self._situation.hooks.move is not None) and self._situation.is_due()
-
-    def first(self) -> Generation | None:
-        """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time.
-
-        Raises Over if there is no rank left to wait for, and Moved if another rank, or this one, is the primary; to a
-        rank that only watches, in any case.
-        """
-        try:
-            is_here = self._situation.watches and self._presence.has_primary()
-            found = self._membership.generations.get(0)  # it counts also if rank 0 has come since
-            if found is None and is_here:
-                raise Moved(0)
-            found = found or self._claimed()
-        except RendezvousError:
-            if not self._situation.hooks.move or not self._presence.stand_in:
-                raise
-            raise Moved(self._presence.stand_in) from None
-        if found is not None and not found.members and found.source is not None:
-            raise Moved(found.source)
-        return found
-
-    def _claimed(self) -> Generation | None:
-        now, presence, situation = time.monotonic(), self._presence, self._situation
-        if self._over_check.is_over(now):
-            if not self._is_first and (failure := situation.hooks.failure()):
-                raise Over(failure)
-            if situation.hooks.is_over() and (situation.watches or not presence.present() - {self._unit.index}):
-                raise Over
-            if situation.hooks.move:
-                presence.choose_stand_in(self._within)
-        if (self._is_last and len(presence.arrived()) == self._unit.size) or (self._is_first and self._is_complete()):
-            return self._claim(())
-        is_late = presence.waited >= self._within
-        ends_without_primary = situation.hooks.move and not self._is_first and situation.is_due()
-        if not (is_late or ends_without_primary) or not self._check.is_over(now):
-            return None
-        if not self._is_first and situation.hooks.is_opening():
-            return None
-        if is_late:
-            return self._membership.elected(0, self._claim_late)
-        if presence.waited < least_wait(self._within, self._unit):
-            return None
-        is_lowest = self._unit.index == min(presence.present(), default=None)
-        return self._claim_late() if is_lowest and 0 not in presence.opened() else None
-
-    @property
-    def _is_first(self) -> bool:
-        return self._unit.index == 0
-
-    def _is_complete(self) -> bool:
-        """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
-        is_due = self._situation.is_due()  # first: a rank that opened its session before this one ended is counted
-        counts = self._presence.counts()
-        if counts != self._counts:
-            self._counts, self._changed = counts, time.monotonic()
-        if time.monotonic() - self._changed < least_wait(self._within, self._unit):
-            return False
-        if not (counts[0] > 1 or is_due):
-            return False
-        opened, arrived = self._presence.opened(), self._presence.arrived()
-        if len(opened) < counts[0] or not opened <= arrived:  # fewer if a rank is about to set its entry
-            return False
-        return self._presence.waited >= self._situation.patience or self._presence.before() <= arrived
-
-    def _claim_late(self) -> Generation:
-        opened, lowest = self._presence.opened(), min(self._presence.present(), default=0)
-        if self._situation.hooks.move and 0 not in opened and lowest:
-            return self._membership.generations.claim(Generation(0, (), source=lowest))
-        if self._situation.watches:
-            raise Moved(0)
-        return self._claim(opened)
-
-    def _claim(self, opened: Collection[int]) -> Generation:
-        present = tuple(sorted(self._presence.present()))
-        return self._membership.claim(Generation(0, present, lost=(*opened, *self._presence.before())))
-
-
 class Membership:
     """One rank's part in the agreement on members.
 
@@ -203,25 +99,114 @@ class Membership:
         self.generations: GenerationStore = GenerationStore(keys, unit.index)
         self.forming: Forming = Forming(unit, limits, keys, self.generations, self.presence.global_rank, is_stopped)
         self._unit = unit
+        self._limits = limits
         self._is_stopped = is_stopped
         self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
-    def arrive(self, within: float, situation: Situation = Situation()) -> Generation:  # immutable
-        """Arrive, and wait for the first generation; this rank may be no member. Raises as `Beginning.first`.
+    # The first generation
 
-        If this rank waits no longer, it moves with what it has to write, unless rank 0 may still come.
+    def arrive(
+        self,
+        within: float,
+        hooks: Hooks = Hooks(),  # noqa: B008  # immutable; if they `move`, another rank may become the primary
+        is_due: Callable[[], bool] = lambda: False,  # has this rank something logged some seconds ago, or ends it?
+        has_rows: Callable[[], bool] = lambda: False,  # has this rank, which has not failed, something not written?
+        *,
+        watches: bool = False,  # whether it only waits until it is certain which rank writes: there is no exchange
+    ) -> Generation:
+        """Arrive, and wait for the first generation, `within` some seconds for ranks that have opened a session.
+
+        This rank may be no member. Raises Over if there is no rank left to wait for, and Moved if another rank, or this
+        one, is the primary; to a rank that only watches, in any case. If this rank waits no longer, it moves with what
+        it has to write, unless rank 0 may still come.
         """
-        beginning, ranks = Beginning(self, self._unit, within, situation), self._unit.size
+        ranks = self._unit.size
+        self._within, self._hooks, self._is_due, self._watches = within, hooks, is_due, watches
+        self._is_last = self.presence.arrive()
+        self._counts, self._changed = (0, 0), self.presence.began  # of ranks that have come; since when
+        self._over_check, self._check = (Interval(_CHECK_INTERVAL, ranks) for _ in range(2))
+        # whether to check at once whether it is this rank that has to claim the generation
+        is_urgent = lambda: (not self._unit.index or hooks.move is not None) and is_due()  # noqa: E731
         try:
-            found = poll_until_stopped(beginning.first, math.inf, self._is_stopped, ranks, beginning.is_urgent)
+            found = poll_until_stopped(self._first, math.inf, self._is_stopped, ranks, is_urgent)
         except Stopped:
-            may_move = self._unit.index > 0 and situation.hooks.move and situation.has_rows()
-            if may_move and not self.presence.has_primary() and not situation.hooks.is_opening():
+            may_move = self._unit.index > 0 and hooks.move and has_rows()
+            if may_move and not self.presence.has_primary() and not hooks.is_opening():
                 first = self.generations.claim(Generation(0, (), source=min(self.presence.present())))
                 if first.source:
                     raise Moved(first.source) from None
             raise
         return cast("Generation", found)
+
+    def _first(self) -> Generation | None:
+        """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time."""
+        try:
+            is_here = self._watches and self.presence.has_primary()
+            found = self.generations.get(0)  # it counts also if rank 0 has come since
+            if found is None and is_here:
+                raise Moved(0)
+            found = found or self._claimed_first()
+        except RendezvousError:
+            if not self._hooks.move or not self.presence.stand_in:
+                raise
+            raise Moved(self.presence.stand_in) from None
+        if found is not None and not found.members and found.source is not None:
+            raise Moved(found.source)
+        return found
+
+    def _claimed_first(self) -> Generation | None:
+        now, presence, hooks, is_first = time.monotonic(), self.presence, self._hooks, not self._unit.index
+        if self._over_check.is_over(now):
+            if not is_first and (failure := hooks.failure()):
+                raise Over(failure)
+            if hooks.is_over() and (self._watches or not presence.present() - {self._unit.index}):
+                raise Over
+            if hooks.move and presence.waited >= least_wait(self._within, self._unit):
+                presence.choose_stand_in()
+        if (self._is_last and len(presence.arrived()) == self._unit.size) or (is_first and self._is_complete()):
+            return self._claim_first(())
+        is_late = presence.waited >= self._within
+        ends_without_primary = hooks.move and not is_first and self._is_due()
+        if not (is_late or ends_without_primary) or not self._check.is_over(now):
+            return None
+        if not is_first and hooks.is_opening():
+            return None
+        if is_late:
+            return self.elected(0, self._claim_late)
+        if presence.waited < least_wait(self._within, self._unit):
+            return None
+        is_lowest = self._unit.index == min(presence.present(), default=None)
+        return self._claim_late() if is_lowest and 0 not in presence.opened() else None
+
+    def _is_complete(self) -> bool:
+        """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
+        is_due = self._is_due()  # first: a rank that opened its session before this one ended is counted
+        counts = self.presence.counts()
+        if counts != self._counts:
+            self._counts, self._changed = counts, time.monotonic()
+        if time.monotonic() - self._changed < least_wait(self._within, self._unit):
+            return False
+        if not (counts[0] > 1 or is_due):
+            return False
+        opened, arrived = self.presence.opened(), self.presence.arrived()
+        if len(opened) < counts[0] or not opened <= arrived:  # fewer if a rank is about to set its entry
+            return False
+        patience = min(self._limits.peer_timeout, self._limits.flush_timeout / 2)  # for ranks of the former session
+        return self.presence.waited >= patience or self.presence.before() <= arrived
+
+    def _claim_late(self) -> Generation:
+        opened, lowest = self.presence.opened(), min(self.presence.present(), default=0)
+        if self._hooks.move and 0 not in opened and lowest:
+            return self.generations.claim(Generation(0, (), source=lowest))
+        if self._watches:
+            raise Moved(0)
+        return self._claim_first(opened)
+
+    def _claim_first(self, opened: Collection[int]) -> Generation:
+        present = tuple(sorted(self.presence.present()))
+        return self.claim(Generation(0, present, lost=(*opened, *self.presence.before())))
+
+    # The following ones
 
     def elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
         """Return a generation, which an elected rank claims; if that is gone, the next elected one."""
@@ -245,7 +230,7 @@ class Membership:
         summaries = self.generations.summaries(generation)
         is_first = summaries.append([self._unit.index, checkpoint.round]) == 1
         self.generations.mark_broken(generation)  # afterwards: who found it broken knows best whom to wait for
-        departures, read = self.presence.departures, dict[int, int]()
+        presence, read = self.presence, dict[int, int]()
 
         def claimed() -> Generation | None:
             following = self.generations.following(generation)
@@ -253,17 +238,17 @@ class Membership:
 
         def are_complete() -> bool:
             read.update(dict(summaries.read_new()))
-            gone = departures.among(generation.members) | self.forming.missing
+            gone = presence.gone_among(generation.members) | self.forming.missing
             return (read.keys() | gone).issuperset(generation.members)
 
         def claim() -> Generation:
             """Claim it with the members that have published their last round and are not gone."""
             are_complete()  # reads new summaries
-            known = {**read, **departures.rounds.get(generation.number, {}), **read}  # if equal, one that is here
+            known = {**read, **presence.last_rounds.get(generation.number, {}), **read}  # if equal, one that is here
             source = max(known, key=known.__getitem__)
-            members = tuple(sorted(read.keys() - departures.known.keys()))
-            finished = set(closed) & set(generation.members) - set(members) - departures.known.keys()
-            departures.known.update({one: Departure("finished", self.presence.global_rank(one)) for one in finished})
+            members = tuple(sorted(read.keys() - presence.gone.keys()))
+            finished = set(closed) & set(generation.members) - set(members) - presence.gone.keys()
+            presence.gone.update({one: Departure("finished", presence.global_rank(one)) for one in finished})
             following = Generation(generation.number + 1, members, (), known[source], source)
             return self.claim(following, generation)
 
@@ -272,14 +257,14 @@ class Membership:
 
     def claim(self, generation: Generation, before: Generation | None = None) -> Generation:
         """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
-        members, departures = generation.members, self.presence.departures
+        members, presence = generation.members, self.presence
         known = {*generation.lost} if before is None else {*generation.lost, *before.lost, *before.members}
         nodes = {} if before is None else dict(zip(before.members, before.nodes, strict=False))
         nodes.update(self.presence.nodes)
-        lost = tuple(sorted(known - set(members) - departures.known.keys()))
+        lost = tuple(sorted(known - set(members) - presence.gone.keys()))
         on_nodes = tuple(nodes.get(member, -1) for member in members)
-        claimed = self.generations.claim(replace(generation, lost=lost, gone=departures.known, nodes=on_nodes))
-        if departures.among(claimed.members):
+        claimed = self.generations.claim(replace(generation, lost=lost, gone=presence.gone, nodes=on_nodes))
+        if presence.gone_among(claimed.members):
             self.generations.mark_broken(claimed)
         return claimed
 
@@ -298,7 +283,7 @@ class Membership:
         Waits `within` seconds for each of them, then raises RendezvousError; Over if all members are gone.
         """
         while self._unit.index not in generation.members:
-            if self.has_ended(generation):
+            if self.presence.are_gone(generation.members):
                 raise Over
             self.generations.join_requests(generation).append(self.presence.own_arrival())
             following = self.until(functools.partial(self._next_or_over, generation), within)
@@ -311,13 +296,10 @@ class Membership:
         return generation
 
     def _next_or_over(self, before: Generation) -> Generation | None:
-        following = self.generations.following(before)
-        if following is None and self.has_ended(before) and (following := self.generations.following(before)) is None:
+        is_over = self.presence.are_gone(before.members)  # before it is read: none follows then
+        if (following := self.generations.following(before)) is None and is_over:
             raise Over
         return following
-
-    def has_ended(self, generation: Generation) -> bool:
-        return self.presence.departures.are_gone(generation.members)
 
     def joining(self, generation: Generation) -> set[int]:
         if generation.number not in self._join_requests:
@@ -336,7 +318,7 @@ class Membership:
         number = None if generation is None else generation.number
         if generation is not None:
             self.generations.publish_checkpoint(generation, checkpoint)
-        self.presence.departures.leave(how, number, checkpoint.round)
+        self.presence.leave(how, number, checkpoint.round)
         left = generation or self.generations.get(0)
         while left is not None:  # also later generations of which it became a member without noticing
             if self._unit.index in left.members and not (is_closed and left is generation):

@@ -13,7 +13,7 @@ from dist_wandb.job.timed_caller import Interval, interval
 from dist_wandb.settings.plan import Unit
 
 APART = 2.0  # seconds that a rank waits at least for others: the ranks of a job do not start at the same time
-_POLL_INTERVAL = 0.5  # seconds between two polls in `Departures.is_gone`
+_POLL_INTERVAL = 0.5  # seconds between two polls in `Presence.is_gone`
 _OPENED = "opened"  # list of the ranks that have opened a session
 _BEFORE = "before"  # those that had the session which this one continues
 
@@ -148,42 +148,6 @@ class Arrival(NamedTuple):
     node: int  # its node rank; -1 if unknown
 
 
-class Departures:
-    """The departed ranks, as far as this rank has read their records."""
-
-    def __init__(self, unit: Unit, keys: JobStore) -> None:
-        self.known: dict[int, Departure] = {}  # by index in the unit
-        self.rounds: dict[int, dict[int, int]] = {}  # the last ones of ranks, by number of their last generation
-        self._unit = unit
-        self._entries = SharedList(keys, "gone")
-        self._next_poll = Interval(_POLL_INTERVAL, unit.size)
-
-    def ended(self, *how: str) -> set[int]:
-        """Return the ranks that have left in one of these ways, as in `Departure`."""
-        return {index for index, departure in self.known.items() if departure.how in how}
-
-    def leave(self, how: str, number: int | None, last_round: int) -> None:
-        """Publish that this rank is gone; `number` is that of its generation, if it was in one."""
-        self._entries.append([self._unit.index, how, self._unit.global_rank, number, last_round])
-
-    def among(self, ranks: Iterable[int]) -> set[int]:
-        """Return which of some ranks have published their departure. Reads new records."""
-        for member, how, global_rank, number, last_round in self._entries.read_new():
-            self.known[member] = Departure(how, global_rank)
-            if number is not None:
-                self.rounds.setdefault(number, {})[member] = last_round
-        return self.known.keys() & set(ranks)
-
-    def are_gone(self, ranks: Collection[int]) -> bool:
-        return self._entries.count() >= len(ranks) and self.among(ranks) == set(ranks)
-
-    def is_gone(self, rank: int) -> bool:
-        """Return whether a rank has published its departure. Polls the store at intervals only."""
-        if self._next_poll.is_over(time.monotonic()):
-            self.among([rank])
-        return rank in self.known
-
-
 def keys_of(unit: Unit) -> str:
     return f"unit/{unit.name}"
 
@@ -206,18 +170,21 @@ def least_wait(within: float, unit: Unit) -> float:
 
 
 class Presence:
-    """The ranks that have arrived, as far as this rank has read their entries."""
+    """The ranks that have arrived, and those that have left, as far as this rank has read their entries."""
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
         # Published indices in the job, by index in the unit; they may differ from those that the unit assumes.
         self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
         self.nodes: dict[int, int] = {}  # published node ranks, by index in the unit; -1 if unknown
-        self.departures: Departures = Departures(unit, keys)
+        self.gone: dict[int, Departure] = {}  # by index in the unit
+        self.last_rounds: dict[int, dict[int, int]] = {}  # of ranks that are gone, by number of their last generation
         self._unit = unit
         self._keys = keys
         self._arrived: set[int] = set()  # indices of all arrivals read so far
         self._arrivals = SharedList(keys, "here")
         self._opened = SharedList(keys, _OPENED)
+        self._departures = SharedList(keys, "gone")
+        self._next_poll = Interval(_POLL_INTERVAL, unit.size)
         self.began: float = time.monotonic()  # to wait for others
         self.stand_in: int | None = None  # index of the rank that writes if the store is gone; `None` if not known
 
@@ -241,7 +208,7 @@ class Presence:
 
     def present(self) -> set[int]:
         arrived = self.arrived()
-        return arrived - self.departures.among(arrived)
+        return arrived - self.gone_among(arrived)
 
     def counts(self) -> tuple[int, int]:
         return self._opened.count(), self._arrivals.count()
@@ -258,20 +225,20 @@ class Presence:
         """Publish the ranks that have the session which this one continues: those that do not come are missing."""
         if not self._keys.has([_BEFORE]):
             there = former.opened() | former.before()
-            left = former.departures.among(there)
+            left = former.gone_among(there)
             self._keys.claim(_BEFORE, [former._unit.ranks[index] for index in there - left])
 
     def before(self) -> set[int]:
         return {self._unit.ranks.index(rank) for rank in self._keys.try_get(_BEFORE) or ()}
 
-    def choose_stand_in(self, within: float) -> None:
+    def choose_stand_in(self) -> None:
         """Agree on the rank that writes if the store is gone: the first to find, after `least_wait`, no rank 0 here."""
-        if self.stand_in is None and self.waited >= least_wait(within, self._unit):
+        if self.stand_in is None:
             self.stand_in = 0 if self.has_primary() else int(self._keys.claim("stand-in", self._unit.index))
 
     def absent(self, generation: Generation) -> set[int]:
         """Return the ranks that have opened a session and should take part, but do not, and have not finished."""
-        return {*generation.lost, *self.departures.known} - self.departures.ended("finished") - {*generation.members}
+        return {*generation.lost, *self.gone} - self.ended("finished") - {*generation.members}
 
     @property
     def waited(self) -> float:
@@ -280,7 +247,34 @@ class Presence:
 
     def global_rank(self, index: int) -> int:
         """Return the published index in the job of a rank of the unit; by default, `Unit.global_rank_of`."""
-        departure = self.departures.known.get(index)
+        departure = self.gone.get(index)
         if index in self.global_ranks or departure is None:
             return self.global_ranks.get(index, self._unit.global_rank_of(index))
         return departure.global_rank
+
+    # Departures
+
+    def ended(self, *how: str) -> set[int]:
+        """Return the ranks that have left in one of these ways, as in `Departure`."""
+        return {index for index, departure in self.gone.items() if departure.how in how}
+
+    def leave(self, how: str, number: int | None, last_round: int) -> None:
+        """Publish that this rank is gone; `number` is that of its generation, if it was in one."""
+        self._departures.append([self._unit.index, how, self._unit.global_rank, number, last_round])
+
+    def gone_among(self, ranks: Iterable[int]) -> set[int]:
+        """Return which of some ranks have published their departure. Reads new records."""
+        for member, how, global_rank, number, last_round in self._departures.read_new():
+            self.gone[member] = Departure(how, global_rank)
+            if number is not None:
+                self.last_rounds.setdefault(number, {})[member] = last_round
+        return self.gone.keys() & set(ranks)
+
+    def are_gone(self, ranks: Collection[int]) -> bool:
+        return self._departures.count() >= len(ranks) and self.gone_among(ranks) == set(ranks)
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether a rank has published its departure. Polls the store at intervals only."""
+        if self._next_poll.is_over(time.monotonic()):
+            self.gone_among([rank])
+        return rank in self.gone

@@ -26,22 +26,23 @@ _LACKS = 7  # where a stored row has the ranks that it lacks
 _MOST_SETS = 4_096  # sets of ranks that are kept, so that equal ones are one object
 
 
-class Remembered(NamedTuple):
-    """A row that was written."""
+class Row(NamedTuple):
+    """A row to be written."""
 
-    owner: Owner
-    names: Names
-    occurrences: Sequence[int]
-    step: int | None
-    x: int
-    axes: Mapping[str, float]
-    serial: int
-    ranks: Sequence[Ranks]  # the contributors to each cell
-    lacks: Sequence[Ranks]  # those that were missing of each cell
-    lanes: Lanes
+    names: Names  # in the order of its owner's call
+    occurrences: Sequence[int]  # of each name, as in `Key`
+    step: int | None  # the step that the user gave
+    x: int  # its position, as in `Call`
+    lanes: Lanes  # of all ranks that contributed
+    axes: Mapping[str, float]  # the user's x axes, of the lowest rank that gives one
+    ranks: Sequence[int]  # how many contributed to each name
+    missing: int = 0  # ranks that usually log one of the names, but left without notice, or were given up
+    corrects: bool = False  # whether it replaces a row that was written before
+    own: Sequence[Any] = ()  # what this rank alone keeps for it: one item for each of its calls
+    serial: int = 0  # how many calls had been taken when it was opened: the order of the calls, not of writing
+    joined: Sequence[int] = ()  # and when ranks contributed last to each name; empty: at once, or it was written before
 
-    @property
-    def keys(self) -> list[Key]:
+    def cells(self) -> list[Key]:
         return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
 
 
@@ -56,41 +57,44 @@ class Memory:
         self.index: dict[tuple[str, int | None, int], Owner] = {}  # cells to which ranks may add
         self._stale: dict[tuple[str, int], int] = {}  # the largest forgotten step, by name and occurrence
 
-    def add(self, row: Remembered) -> None:
-        """Remember a row, unless all ranks of the unit have contributed to all of its cells."""
-        owner, names, occurrences, step, x, axes, serial, ranks, lacks, (sums, maxima) = row
+    def add(self, owner: Owner, row: Row, ranks: Sequence[Ranks], lacks: Sequence[Ranks]) -> None:
+        """Remember a row, unless all ranks of the unit have contributed to all of its cells.
+
+        For each cell, `ranks` have contributed, and it lacks others.
+        """
         is_partial = False
-        for name, occurrence, those in zip(names, occurrences, ranks, strict=True):
+        for key, those in zip(row.cells(), ranks, strict=True):
             if len(those) < self.size:
-                self.index[name, step, occurrence] = owner
+                self.index[key.name, key.step, key.occurrence] = owner
                 is_partial = True
         if not is_partial:
             return
-        plain = array("d", sums).tobytes(), array("d", maxima).tobytes()
+        place = row.names, tuple(row.occurrences), row.step, row.x, tuple(row.axes.items()), row.serial
         sets = tuple(map(_as_tuple, ranks)), tuple(map(_as_tuple, lacks))
-        self._rows[owner] = (names, tuple(occurrences), step, x, tuple(axes.items()), serial, *sets, *plain)
-        self._count += len(names)
+        self._rows[owner] = (*place, *sets, *(array("d", lane).tobytes() for lane in row.lanes))
+        self._count += len(row.names)
 
     def __contains__(self, row: Owner) -> bool:
         return row in self._rows
 
-    def __iter__(self) -> Iterator[Remembered]:
-        return map(self._row, list(self._rows))
+    def __iter__(self) -> Iterator[Owner]:
+        return iter(list(self._rows))
 
-    def _row(self, owner: Owner) -> Remembered:
+    def row(self, owner: Owner) -> tuple[Row, list[Ranks], list[Ranks]]:
+        """Return a row, the ranks that have contributed to each of its cells, and those that each lacks."""
         names, occurrences, step, x, axes, serial, ranks, lacks, sums, maxima = self._rows[owner]
         lanes = [*memoryview(sums).cast("d")], [*memoryview(maxima).cast("d")]
         ranks, lacks = ([frozenset(one) for one in those] for those in (ranks, lacks))
-        return Remembered(owner, names, occurrences, step, x, dict(axes), serial, ranks, lacks, lanes)
+        return Row(names, occurrences, step, x, lanes, dict(axes), (*map(len, ranks),), serial=serial), ranks, lacks
 
-    def pop(self, owner: Owner) -> Remembered:
-        row = self._row(owner)
-        for key in row.keys:
+    def pop(self, owner: Owner) -> tuple[Row, list[Ranks], list[Ranks]]:
+        row, ranks, lacks = self.row(owner)
+        for key in row.cells():
             if self.index.get(key) == owner:
                 del self.index[key]
         del self._rows[owner]
-        self._count -= len(row.ranks)
-        return row
+        self._count -= len(ranks)
+        return row, ranks, lacks
 
     def ranks_of(self, key: Key) -> Ranks | None:
         """Return the contributors to a cell, if some rank may add to it."""
@@ -114,7 +118,7 @@ class Memory:
         """Forget the oldest rows beyond the limit, but keep at least two for each name."""
         most = max(self._most, 2 * len(names))
         while self._count > most:
-            for key in self.pop(next(iter(self._rows))).keys:
+            for key in self.pop(next(iter(self._rows)))[0].cells():
                 where, value = _place(*key)
                 self._stale[where] = max(value, self._stale.pop(where, value))
             while len(self._stale) > _STALE_NOTED:

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from dist_wandb.exchange.protocol.calls import Block, Call, Intent, Key, Offer, Party, cells_and_axes
 from dist_wandb.exchange.protocol.contributors import NOBODY, Ranks
 from dist_wandb.exchange.protocol.lanes import MAXIMA, NO_NUMBER, NOTHING, SUMS, Lanes, Number, number_at, placed
-from dist_wandb.exchange.protocol.memory import Known, Owner, Remembered
-from dist_wandb.exchange.protocol.table import Row, Table
+from dist_wandb.exchange.protocol.memory import Known, Owner, Row
+from dist_wandb.exchange.protocol.table import Table
 
 
 class Segment(NamedTuple):
@@ -68,7 +68,10 @@ class Plan:
             party.old = max(party.old, offer.old)
             self.party = party if rank in ranks else self.party
         self._parties = list(parties.values())
-        self._segments = _matched(table, self._parties, axes)
+        self._segments: list[Segment] = []  # complete rows, which the next calls of the parties form
+        match = partial(_from, table, self._parties, axes)
+        while found := next(filter(None, map(match, self._parties)), None):  # from the first party again
+            self._segments.append(found)
         left = list(filter(attrgetter("left"), self._parties))
         self.chosen: list[Taken] = _chosen(table, left, axes) if left else []  # the calls that go into the table
         # the cells of the table to which ranks contribute
@@ -95,15 +98,12 @@ class Plan:
                 maxima += [NOTHING] * (MAXIMA * names * rows.number)
                 continue
             places = segment.places[lowest]
-            givers = [  # of the values of x axes: the lowest ranks whose calls have them
-                next(rank for rank, those in segment.places.items() if those is None or at in those)
-                for at in segment.axes
-            ]
             for call in self._calls[start : start + rows.number]:
                 own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
                 sums += own_sums
                 maxima += own_maxima
-                for at, giver in zip(segment.axes, givers, strict=True):
+                for at in segment.axes:  # its value is that of the lowest rank whose call has it
+                    giver = next(rank for rank, those in segment.places.items() if those is None or at in those)
                     sums.append(_of_axis(number_at(own_sums, own_maxima, at, names)) if giver == self._rank else 0.0)
         numbers: dict[Key, Number] = {}
         for one in self.chosen:
@@ -120,8 +120,25 @@ class Plan:
             maxima += number[SUMS:]
         return sums, maxima
 
-    def apply(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[Row], dict[Owner, int]]:
-        """Apply the reduced lists; return the complete rows, and the places of the calls in the table, in its order."""
+    def apply(
+        self, sums: Sequence[float], maxima: Sequence[float], paths: dict[str, tuple[str, ...]]
+    ) -> tuple[list[Row], dict[Owner, int]]:
+        """Apply what the ranks have told, and the reduced lists; `paths` gets those of new names.
+
+        Returns the complete rows, and the places of the calls in the table, in its order.
+        """
+        for ranks, offer in self.offers.items():
+            for path in offer.new_names:
+                name = ".".join(path)
+                if len(path) > 1:
+                    paths.setdefault(name, tuple(path))
+                self._table.names.setdefault(name, len(self._table.names))
+            self._table.axes.update(dict.fromkeys(offer.new_axes))
+            if offer.interleaved:
+                self._table.ranks.interleaved |= ranks
+                self._table.ranks.version += 1
+            for name, count in offer.counts.items():
+                self._table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
         rest = iter(sums), iter(maxima)
         rows: list[Row] = []
         for segment in self._segments:
@@ -175,10 +192,7 @@ class Plan:
                 )
             if segment.lacks:
                 lacks = [segment.lacks.get(cell, NOBODY) for cell in cells]
-                givers = [ranks[cell] for cell in cells]
-                table.memory.add(
-                    Remembered((owner, first + index), *row[:4], row.axes, table.serial, givers, lacks, row.lanes)
-                )
+                table.memory.add((owner, first + index), row, [ranks[cell] for cell in cells], lacks)
             kept = () if start is None else self._calls[start + index].own
             if names or kept:
                 yield row._replace(own=[*map(itemgetter(1), kept)]) if kept else row
@@ -188,14 +202,6 @@ class Plan:
         for those, of_those in by_ranks.items():
             table.ranks.note(of_those, those, table.serial, table.round, step)
             table.ranks.note_usual(of_those, those)
-
-
-def _matched(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Segment]:
-    """Return the rows that the next calls of the parties form, and take these calls."""
-    match, segments = partial(_from, table, parties, axes), list[Segment]()
-    while found := next(filter(None, map(match, parties)), None):  # from the first party again
-        segments.append(found)
-    return segments
 
 
 def _from(table: Table, parties: Sequence[Party], axes: frozenset[str], first: Party) -> Segment | None:

@@ -43,9 +43,9 @@ from typing import Any
 from dist_wandb.exchange.protocol.calls import MOST_VALUES, Block, Call, Intent, Key, Offer, Outbox, blocks_of
 from dist_wandb.exchange.protocol.contributors import NEVER, Contributors, Patience, Progress, Ranks
 from dist_wandb.exchange.protocol.lanes import Number
-from dist_wandb.exchange.protocol.memory import Cell, Known, Memory
+from dist_wandb.exchange.protocol.memory import Cell, Known, Memory, Row
 from dist_wandb.exchange.protocol.plan import Plan
-from dist_wandb.exchange.protocol.table import Conclusion, Row, Table
+from dist_wandb.exchange.protocol.table import Conclusion, Table
 
 Offers = Mapping[bytes, Ranks]
 """What the ranks have offered: each different offer once, with the ranks that have made it."""
@@ -106,6 +106,8 @@ class Rounds:
         hold_of_part: float = 20.0,  # how long a call is not offered that the script may continue, in seconds
     ) -> None:
         self.intent = Intent.OPEN
+        # up to these rounds it gives up the cells of new names, and all cells, that were opened then
+        self.gives_up: tuple[int, int] = NEVER, NEVER
         self.side_data: SideData = SideData()
         self.outbox: Outbox = Outbox(remembered)
         self.table: Table = Table(size, remembered)
@@ -113,17 +115,11 @@ class Rounds:
         self._hold = hold
         self._hold_of_part = hold_of_part
         self._patience = Patience(most_open, needs_primary)
-        self._gives_up = (NEVER, NEVER)  # up to these rounds: cells of new names, all cells
         # What this rank alone keeps for the rows of its calls, until these are written: by the first cell of each call,
-        # also of those that were joined; and rows of what was kept for cells that are not written with it.
+        # also of those that were joined.
         self._kept: dict[Key, list[Any]] = {}
-        self._rest: list[Row] = []
 
     # Calls of this rank, which are posted in `outbox`
-
-    def give_up(self, new: int = NEVER, every: int = NEVER) -> None:
-        """Announce that cells of new names, and all cells, opened up to these rounds are to be finished."""
-        self._gives_up = max(self._gives_up[0], new), max(self._gives_up[1], every)
 
     def put_back(self) -> None:
         # the others interrupted the last round, and continue from before it
@@ -158,7 +154,7 @@ class Rounds:
             bisect_right(calls, now - self._hold, key=attrgetter("at")) if is_open else len(calls),
             rest,
             self.intent,
-            *(self._gives_up if table.open else (NEVER, NEVER)),
+            *(self.gives_up if table.open else (NEVER, NEVER)),
             regroup,
             side.interleaved and self._rank not in table.ranks.interleaved,
             side.published,
@@ -174,16 +170,16 @@ class Rounds:
         """
         names, known = list(self.table.names), dict[bytes, list[Block]]()
         data_of = dict(zip(offers.values(), offers, strict=True))
-        found = {ranks: Offer.decoded(data_of[ranks], names, known) for ranks in sorted(data_of, key=min)}
+        found: dict[Ranks, Offer] = {}
+        for ranks in sorted(data_of, key=min):
+            found[ranks] = Offer.decoded(data_of[ranks], names, known)
         return Plan(self.table, found, self._rank, self.outbox.offered)
 
     def unpack(self, plan: Plan, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
         """Apply the reduced lists of a round, which are empty if it had no numbers."""
         table, waiting, taken = self.table, plan.waiting, plan.party.taken if plan.party else 0
         table.round += 1
-        table.told.clear()
-        _learn(table, plan.offers, self.side_data.paths)
-        rows, places = plan.apply(sums, maxima)
+        rows, places = plan.apply(sums, maxima, self.side_data.paths)
         calls, own_rows, late = self.outbox.take(taken), list[tuple[int, Row]](), list[Key]()
         first = table.serial - len(plan.chosen) + 1  # serial of the first of these calls
         for place, one in enumerate(plan.chosen):
@@ -202,25 +198,23 @@ class Rounds:
             everything=takes_all and Intent.OPEN not in each.intent,
             behind=any(each.more),
         )
-        new, every = self._gives_up  # not again what this round has announced
-        self._gives_up = new if new > patience.of_new else NEVER, every if every > patience.of_all else NEVER
         if not takes_all:  # calls of before a rank was lost may follow
             table.ranks.lost = {rank: at + (at == table.round) for rank, at in table.ranks.lost.items()}
         if Intent.CLOSING in each.intent:
             table.leave(plan.having(Intent.CLOSING) - waiting)
         if Intent.FAILING in each.intent:
             table.ranks.failed = plan.having(Intent.FAILING)
-        finished = list(Conclusion(table, plan.touched, patience).rows()) if table.open else []
+        conclusion = Conclusion(table, plan.touched, patience, self._rank)
+        finished = list(conclusion.rows()) if table.open else []
         table.memory.forget(table.names)
-        told: dict[str, list[Key]] = {"gave up": [], "too late": []}
-        for what, key, ranks in table.told:
-            told[what] += (key,) if self._rank in ranks else ()
-        if told["too late"]:
-            self._lose(told["too late"])
-        if finished or own_rows or self._rest:
-            rows[:0] = self._complete(row for owner, row in finished if owner not in places)  # taken earlier
+        if finished or own_rows or self._kept:
+            earlier = self._complete(row for owner, row in finished if owner not in places)
             later = own_rows + [(places[owner], row) for owner, row in finished if owner in places]
             rows += self._complete(row for _, row in sorted(later, key=itemgetter(0)))
+            for key in [key for key in self._kept if key not in table.cells]:  # which is not written with it any more
+                x = -1 if key.step is None else key.step
+                earlier.append(_without_numbers(key.step, x, self._kept.pop(key)))
+            rows[:0] = earlier
         done, regroup = patience.everything, any(each.regroup)
         # not yet if there were rows: a rank may now have to wait for the one that writes them
         is_over = done and not finished and not any(each.blocks)
@@ -236,27 +230,18 @@ class Rounds:
             regroup=regroup,
             taken=taken,
             late=tuple(late),
-            lost=tuple(told["too late"]),
-            silent=tuple(told["gave up"]),
+            lost=tuple(conclusion.too_late),
+            silent=tuple(conclusion.gave_up),
             differing=tuple(plan.differing),
             uneven=table.uneven() if is_closed else {},
         )
 
-    def _lose(self, keys: Iterable[Key]) -> None:
-        """Turn what is kept for cells that will not be written with it into rows of their own."""
-        for key in keys:
-            if key in self._kept:
-                x = -1 if key.step is None else key.step
-                self._rest.append(_without_numbers(key.step, x, self._kept.pop(key)))
-
     def _complete(self, rows: Iterable[Row]) -> list[Row]:
-        """Return rows of the table with what this rank keeps for them, and the rest, once."""
+        """Return rows of the table with what this rank keeps for them."""
         found = []
         for row in rows:
             own = [one for key in row.cells() for one in self._kept.pop(key, ())] if self._kept else []
             found.append(row._replace(own=own) if own else row)
-        found += self._rest
-        self._rest = []
         return found
 
     # Between rounds, on all ranks
@@ -271,7 +256,6 @@ class Rounds:
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         self.table = decoded(snapshot["table"])
-        self._lose([key for key in self._kept if key not in self.table.cells])
 
     # Remaining work
 
@@ -286,22 +270,6 @@ class Rounds:
     def own_open(self) -> Iterable[Key]:
         """Yield the cells of open rows to which this rank has contributed."""
         return (key for key in self.table.unwritten() if self._rank in self.table.cells[key].ranks)
-
-
-def _learn(table: Table, offers: Mapping[Ranks, Offer], paths: dict[str, tuple[str, ...]]) -> None:
-    """Learn what the ranks have told: new names, x axes, whose order proves nothing, and counts."""
-    for ranks, offer in offers.items():
-        for path in offer.new_names:
-            name = ".".join(path)
-            if len(path) > 1:
-                paths.setdefault(name, tuple(path))
-            table.names.setdefault(name, len(table.names))
-        table.axes.update(dict.fromkeys(offer.new_axes))
-        if offer.interleaved:
-            table.ranks.interleaved |= ranks
-            table.ranks.version += 1
-        for name, count in offer.counts.items():
-            table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
 
 
 _TUPLES = {kind.__name__: kind for kind in (Key, Known, Number, Row)}

@@ -18,35 +18,14 @@ their results.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
 
-from dist_wandb.exchange.protocol.calls import Key, Names
+from dist_wandb.exchange.protocol.calls import Key
 from dist_wandb.exchange.protocol.contributors import NEVER, NOBODY, Contributors, Patience, Ranks
-from dist_wandb.exchange.protocol.lanes import Lanes, lanes_of, number_at
-from dist_wandb.exchange.protocol.memory import Cell, Known, Memory, Owner, Remembered
+from dist_wandb.exchange.protocol.lanes import lanes_of, number_at
+from dist_wandb.exchange.protocol.memory import Cell, Known, Memory, Owner, Row
 
 _MOST_WAITING = 64  # young rows that a round finds waiting, until it looks at no further ones
-
-
-class Row(NamedTuple):
-    """A row to be written."""
-
-    names: Names  # in the order of its owner's call
-    occurrences: Sequence[int]  # of each name, as in `Key`
-    step: int | None  # the step that the user gave
-    x: int  # its position, as in `Call`
-    lanes: Lanes  # of all ranks that contributed
-    axes: Mapping[str, float]  # the user's x axes, of the lowest rank that gives one
-    ranks: Sequence[int]  # how many contributed to each name
-    missing: int = 0  # ranks that usually log one of the names, but left without notice, or were given up
-    corrects: bool = False  # whether it replaces a row that was written before
-    own: Sequence[Any] = ()  # what this rank alone keeps for it: one item for each of its calls
-    serial: int = 0  # how many calls had been taken when it was opened: the order of the calls, not of writing
-    joined: Sequence[int] = ()  # and when ranks contributed last to each name; empty: at once, or it was written before
-
-    def cells(self) -> list[Key]:
-        return [Key(name, self.step, number) for name, number in zip(self.names, self.occurrences, strict=True)]
 
 
 class Table:
@@ -59,7 +38,6 @@ class Table:
         self.names: dict[str, int] = {}  # that the ranks have agreed on, and their numbers
         self.axes: dict[str, None] = {}  # those that are x axes of the user
         self.taken: dict[int, int] = {}  # by rank: how many of its calls were taken
-        self.told: list[tuple[str, Key, Ranks]] = []  # what ranks are to be told of this round: kind, cell, who
         self.counts: dict[str, dict[int, int]] = {}  # by name and closing rank: how often it logged it without a step
         self.memory: Memory = Memory(size, remembered)  # rows that were written
         self.cells: dict[Key, Cell] = {}  # those that wait
@@ -123,18 +101,18 @@ class Table:
         cell.joined = self.serial
         return cell
 
-    def recall(self, row: Owner) -> None:
+    def recall(self, home: Owner) -> None:
         """Make cells of a row that is remembered."""
-        home, _, _, step, x, axes, serial, ranks, lacks, lanes = written = self.memory.pop(row)
-        keys = written.keys
-        self.calls.setdefault(home, Known(step, x, axes, keys))
+        row, ranks, lacks = self.memory.pop(home)
+        keys = row.cells()
+        self.calls.setdefault(home, Known(row.step, row.x, row.axes, keys))
         of_row = self.rows.setdefault(home, {})
         for index, key in enumerate(keys):
             if key not in self.cells and key.name not in of_row:
                 those, lowest = ranks[index], min(ranks[index])
                 owner = home if lowest == home[0] else (lowest, NEVER)  # which of its calls, is not remembered
-                total = number_at(*lanes, index, len(keys))
-                cell = Cell(serial, self.round, total, those, dict([home]), owner, home, those, home)
+                total = number_at(*row.lanes, index, len(keys))
+                cell = Cell(row.serial, self.round, total, those, dict([home]), owner, home, those, home)
                 cell.lacks, cell.flagged = lacks[index], any(lacks)
                 self.cells[key], of_row[key.name] = cell, key
         if not of_row:
@@ -198,9 +176,10 @@ class Table:
         is_new, joined = not lost <= self.ranks.lost.keys(), members - self.ranks.members
         self.ranks.resize(members, lost, self.round)
         if is_new:  # rows were written before it was known that a lost rank logs their names
-            for row in self.memory:
-                if any(self.ranks.lost_before(*one, row.serial) for one in zip(row.names, row.ranks, strict=True)):
-                    self.recall(row.owner)
+            for home in self.memory:
+                row, ranks, _ = self.memory.row(home)
+                if any(self.ranks.lost_before(*one, row.serial) for one in zip(row.names, ranks, strict=True)):
+                    self.recall(home)
             for key, cell in self.cells.items():
                 cell.lacks |= self.ranks.lost_before(key.name, cell.ranks, cell.serial)
             self._reopen_changed()
@@ -260,13 +239,17 @@ class Table:
         cells = [cell for _, cell in kept]
         ranks, lacks = [cell.ranks for cell in cells], [self.missing(cell) for cell in cells]
         serial, lanes = min(cell.serial for cell in cells), lanes_of([cell.number for cell in cells])
-        self.memory.add(Remembered(row, names, occurrences, *known[:3], serial, ranks, lacks, lanes))
+        written = Row(names, occurrences, known.step, known.x, lanes, known.axes, (), serial=serial)
+        self.memory.add(row, written, ranks, lacks)
 
 
 class Conclusion:
     """The end of one round, in which ranks have contributed to the cells `touched`."""
 
-    def __init__(self, table: Table, touched: Collection[Key], patience: Patience) -> None:
+    def __init__(self, table: Table, touched: Collection[Key], patience: Patience, rank: int) -> None:
+        self.gave_up: list[Key] = []  # cells that others give up to wait for this rank
+        self.too_late: list[Key] = []  # cells that it gave after their row was forgotten
+        self._rank = rank
         self._table = table
         self._ranks = table.ranks
         self._touched = touched
@@ -342,7 +325,7 @@ class Conclusion:
         if not is_long:
             self._ranks.give_up_new(rest)
             return
-        self._table.told.append(("gave up", key, rest))
+        self.gave_up += (key,) if self._rank in rest else ()
         cell.lacks |= rest
         self._ranks.give_up(key.name, rest, cell.born, self._table.round)
 
@@ -353,7 +336,7 @@ class Conclusion:
             cell = self._table.cells[key]
             usual = self._ranks.usual.get(key.name, NOBODY) & self._ranks.members
             if cell.stale and cell.shown is None and usual - cell.ranks - self._ranks.silent.keys():
-                self._table.told.append(("too late", key, cell.ranks))
+                self.too_late += (key,) if self._rank in cell.ranks else ()
                 cell.shown, cell.at = cell.ranks, row
             elif cell.at in (None, row) or cell.shown != cell.ranks or cell.flagged:  # not elsewhere, and right
                 here.append((key, cell))
