@@ -112,8 +112,9 @@ def test_a_restart_continues_the_run_of_a_rank_that_writes_instead_of_the_primar
     assert finished.output.count("of an earlier start (restart 1 of torchrun)") == 1
 
 
-def test_ranks_wait_for_a_primary_that_still_ends_the_session_before(tmp_path: Path) -> None:
-    finished = run_job(*torchrun(SCRIPTS / "ends_slowly.py", tmp_path), cwd=tmp_path).check()
-    histories = [history_of(run) for run in ended_runs(tmp_path, 2)]
-    assert [history.values("loss") for history in histories] == [[0.5], [0.5]]
+@pytest.mark.parametrize("logged", ["11", "101"], ids=["the session before", "an earlier session"])
+def test_ranks_wait_for_a_primary_that_still_ends(logged: str, tmp_path: Path) -> None:
+    finished = run_job(*torchrun(SCRIPTS / "ends_slowly.py", tmp_path, *logged), cwd=tmp_path).check()
+    histories = [history_of(run) for run in ended_runs(tmp_path, len(logged))]
+    assert [history.values("loss") for history in histories] == [[0.5] * int(each) for each in logged]
     assert "has not opened a session" not in finished.output

@@ -82,11 +82,15 @@ def is_over(job_store: JobStore) -> bool:
     return any(first <= number <= last for first, last in of_integration.try_get(_OVER) or ())
 
 
-def former(job_store: JobStore) -> JobStore | None:
-    """Return the keys of the session before this one, if the coordinator has not ended it."""
+def unended(job_store: JobStore) -> list[JobStore]:
+    """Return the keys of the sessions before this one that the coordinator, which opens them in order, has not ended.
+
+    They are its present one, if any, and those that it has not opened. The last one is first.
+    """
     of_integration, number = place_of(job_store)
-    keys = _keys_at(job_store, f"{of_integration.namespace}/{number - 1}")
-    return None if number == 1 or is_over(keys) else keys
+    ended = [one for one in numbers_in(of_integration.try_get(_OVER) or ()) if one < number]
+    numbers = reversed(range(max(ended, default=0) + 1, number))
+    return [_keys_at(job_store, f"{of_integration.namespace}/{one}") for one in numbers]
 
 
 def place_of(job_store: JobStore) -> tuple[JobStore, int]:

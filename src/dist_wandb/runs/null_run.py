@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.devices import known
 from dist_wandb.payloads.scalars import Paths, nested
-from dist_wandb.runs.run_metadata import METADATA, settings_of
+from dist_wandb.runs.run_metadata import METADATA, SUMMARY, settings_of
 from dist_wandb.runs.wandb_media import as_written, shown_values
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class NullRun(LikeRun, StandIn):
     It accepts every call, at any depth of attributes and items, and does nothing, so that the same script runs on all
     ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy: test it with ``if run:``.
 
-    Its `summary` returns what this rank has written into it or logged last, else the defaults of `get`.
+    Its `summary` returns what this rank has written into it or logged last, else what a resumed run had, else the
+    defaults of `get`.
 
     It has the metadata of the run that receives this rank's numbers, as published by the primary of that run: `id`,
     `name`, `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the
@@ -138,7 +139,10 @@ class NullRun(LikeRun, StandIn):
     @property
     def summary(self) -> NullSummary:
         """What this rank has written into the summary or logged: ranks with the same values read the same values."""
-        summary: NullSummary = self.__dict__.setdefault("_summary", NullSummary())
+        if "_summary" not in self.__dict__:
+            self.__dict__["_summary"] = NullSummary()
+            self.__dict__["_summary"].__dict__["_earlier"] = self.metadata
+        summary: NullSummary = self.__dict__["_summary"]
         return summary
 
     @property
@@ -311,10 +315,21 @@ class _SummaryPart(dict[Any, Any]):
 
 
 class NullSummary(MutableMapping[Any, Any], StandIn):
-    """The summary of a run on a rank without it: what this rank has written or logged last, by name."""
+    """The summary of a run on a rank without it: what this rank has written or logged last, by name.
+
+    Else what a resumed run had when it was opened, for which a read waits as for the run's metadata.
+    """
 
     def _own(self) -> dict[Any, Any]:
         own: dict[Any, Any] = self.__dict__.setdefault("_written", {})
+        return own
+
+    def _all(self) -> dict[Any, Any]:
+        own, known = self._own(), self.__dict__.get("_earlier", dict)()
+        if known.get("resumed") is not None:
+            self.__dict__.pop("_earlier", None)
+            for name, value in (known.get(SUMMARY) or {}).items():
+                own.setdefault(name, value)
         return own
 
     def note_by(self, note: Callable[[Any, Any], None]) -> None:
@@ -350,16 +365,16 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         self.__dict__.get("_note", lambda *_: None)(key, value)
 
     def __delitem__(self, key: Any) -> None:
-        self._own().pop(key, None)
+        self._all().pop(key, None)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._own()
+        return key in self._own() or key in self._all()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._own())
+        return iter(self._all())
 
     def __len__(self) -> int:
-        return len(self._own())
+        return len(self._all())
 
 
 def _warn_of_unknown() -> None:

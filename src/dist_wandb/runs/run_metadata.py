@@ -26,6 +26,7 @@ METADATA = _ADDRESSES | frozenset(
     }
 )
 """Attributes of a run that its primary publishes for ranks without one."""
+SUMMARY = "summary"  # published with these: what a resumed run had in it
 _OF_RUN = frozenset({"id", "name", "group", "job_type", "notes", "tags", "url"})  # "run_id" and so on in settings
 _SETTINGS = _OF_RUN | {"project", "entity", "project_url", "resumed", "sweep_id"}
 _ARTIFACT = "artifactVersion"  # the type of a dict in a config that W&B replaces by an artifact

@@ -181,6 +181,28 @@ class _Newest:
         return {name: self._values[name][1] for name in ended} if ended else {}
 
 
+class _Corrected:
+    """Numbers of a name whose summary is defined: W&B's largest, say, counts what rows had before their correction."""
+
+    _MOST_ROWS = 4096  # that may still correct themselves
+
+    def __init__(self) -> None:
+        self.is_due = False  # whether W&B has counted a number that was corrected
+        self._older: dict[str, Any] = {}  # the statistics of the rows before
+        self._rows: dict[int, Any] = {}  # by serial
+
+    def add(self, number: Any, serial: int, *, corrects: bool) -> None:
+        self.is_due |= corrects
+        self._rows[serial] = number
+        if len(self._rows) > self._MOST_ROWS:
+            self._older = _with(self._older, self._rows.pop(next(iter(self._rows))))
+
+    def summary(self, shown: tuple[str, ...]) -> dict[str, Any]:
+        """Return the summary, by name; nothing if W&B's is right, or has what is not computed here."""
+        found = reduce(_with, self._rows.values(), self._older) if self.is_due else {}
+        return {name: found[name] for name in shown} if found.keys() >= set(shown) else {}
+
+
 class SummaryWrites:
     """The user's last writes into the summary: the user's threads add them, another one writes them again.
 
@@ -197,6 +219,8 @@ class SummaryWrites:
         self._open: dict[str, None] = {}  # the names of the row that has not ended
         self._x: int | None = None  # its position
         self._newest = _Newest(axis)
+        self._corrected: dict[str, _Corrected] = {}  # of the names whose summary is defined
+        self._counted_later: dict[str, None] = {}  # those in the open row, which W&B counts when it ends
         self._restoring: int | None = None  # the thread that writes newer values
         self.logged: LastLogged = LastLogged(axis)
         self._actions: deque[tuple[int, Callable[[], Any]]] = deque()
@@ -286,8 +310,11 @@ class SummaryWrites:
         several ranks, the larger the newer: what an older one has replaced is written again, too. `joined`: the serials
         of the last calls for its names, before which no other row is newer.
         """
-        if serial is not None and (newest := self._newest.add(row, x, serial, joined or {}, is_open=is_open)):
-            self._restore(newest)
+        if serial is not None:
+            shown = self.logged.definitions.summary_of
+            newest = self._newest.add(row, x, serial, joined or {}, is_open=is_open)
+            plain = {name: value for name, value in newest.items() if value is not None and not shown(name)}
+            self._restore({**plain, **self._right(row, serial, is_open=is_open, corrects=corrects)})
         if corrects:
             self._write_again(self._first(row), 0)
         elif follows is None:
@@ -303,17 +330,26 @@ class SummaryWrites:
             if self._writes:
                 self._write_again(self._first(ended), follows)
 
-    def _restore(self, newest: Mapping[str, Any]) -> None:
-        """Write the newest plain values of names that a row with older ones has replaced."""
-        shown = self.logged.definitions.summary_of
-        plain = {name: value for name, value in newest.items() if value is not None and not shown(name)}
-        if plain and self._summary is not None:
+    def _right(self, row: Mapping[str, Any], serial: int, *, is_open: bool, corrects: bool) -> dict[str, Any]:
+        """Return the summaries of a row's names that W&B has computed from numbers that were corrected."""
+        shown, numbered = self.logged.definitions.summary_of, dict[str, None](self._counted_later)
+        for name, value in row.items() if self.logged.definitions.given else ():
+            if shown(name) and isinstance(value, (int, float)):
+                self._corrected.setdefault(name, _Corrected()).add(value, serial, corrects=corrects)
+                numbered[name] = None
+        self._counted_later = numbered if is_open else {}
+        found = {name: self._corrected[name].summary(shown(name)) for name in numbered}
+        return {name: summary for name, summary in found.items() if summary}
+
+    def _restore(self, values: Mapping[str, Any]) -> None:
+        """Write values in place of those that a row has just left in the summary."""
+        if values and self._summary is not None:
             self._restoring = threading.get_ident()
             try:
-                self._do(partial(self._summary.update, plain))
+                self._do(partial(self._summary.update, values))
             finally:
                 self._restoring = None
-            self._write_again(self._first(plain), 0)
+            self._write_again(self._first(values), 0)
 
     def _first(self, names: Iterable[str]) -> Iterable[str]:
         """Return the first names of the paths of a row's names."""

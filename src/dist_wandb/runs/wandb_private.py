@@ -220,6 +220,18 @@ def summary_of(run: AnyRun) -> object | None:
     return summary if callable(calls) else None
 
 
+def summary_before(run: AnyRun) -> dict[str, Any]:
+    """Return the numbers and texts, also nested ones, in the summary of a run that was resumed; nothing of others."""
+
+    def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+        nested = {name: plain(part) for name, part in values.items() if isinstance(part, dict) and "_type" not in part}
+        parts = {name: part for name, part in values.items() if isinstance(part, (int, float, str)) and name[:1] != "_"}
+        return {**parts, **nested}
+
+    read = getattr(getattr(run, "summary", None), "__dict__", {}).get(SUMMARY_READ)
+    return plain(read()) if read is not None and getattr(run, "resumed", False) else {}
+
+
 def is_watched(values: Any, commit: object) -> bool:
     """Return whether a call of `LOG` comes from the hooks of `watch`: histograms of gradients or parameters."""
     return (

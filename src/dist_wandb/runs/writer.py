@@ -54,6 +54,7 @@ class _OpenRow:
     """A row to which further calls may add values."""
 
     x: float | None = None  # its position on the x axis, if it is known
+    is_given: bool = False  # whether one of the calls has a value of the x axis among its values
     values: dict[str, Any] = field(default_factory=dict)  # those that were not passed to wandb yet
     time: float = 0.0  # when the last of them was logged, in seconds since the epoch
 
@@ -112,14 +113,15 @@ class RunWriter:
             # rows.
             if before is not None and step not in (None, before.x) and (before.x is not None or commit is False):
                 self._end(before)
-            is_given = step is None or self.step_metric in metrics
-            axis = {} if self.step_metric is None or is_given else {self.step_metric: step}
+            is_given = self.step_metric in metrics or (self._open is not None and self._open.is_given)
+            axis = {} if self.step_metric is None or step is None or is_given else {self.step_metric: step}
             values = {**with_taken(metrics), **axis}
             if not values and commit is None:
                 if self._open is not None:
                     self._end(self._open)
                 return
             row, self._open = self._open or _OpenRow(), None
+            row.is_given = is_given
             self._replace(row, values)
             if commit is not False:
                 self._write(row.values)

@@ -154,9 +154,11 @@ class JobLink:
             return generations.has_opened(link.unit_keys(store), 0) and not store.has([run_key(link.plan)])
 
         def follows(store: JobStore) -> bool:
-            """Whether the coordinator has opened the session before this one, and not ended it yet."""
-            former = leftovers.former(store)
-            return former is not None and job_description.is_published(former)
+            """Whether the coordinator is in the session before this one, or in an earlier one that has ended here."""
+            open_here = {link.store.namespace for link in enclosing if link.store is not None}
+            unended = leftovers.unended(store)
+            formers = unended[:1] + [keys for keys in unended[1:] if keys.namespace not in open_here]
+            return any(map(job_description.is_published, formers))
 
         def is_opening() -> bool:
             nonlocal latest, outside

@@ -1,4 +1,7 @@
-"""Two sessions one after the other; W&B takes long to end the first run on rank 0: `ends_slowly.py DIRECTORY`."""
+"""Sessions one after the other; W&B takes long to end the first run on rank 0: `ends_slowly.py DIRECTORY LOG ...`.
+
+In each of them something is logged (`LOG` is 1), or nothing (0), so that another rank is soon at the next one.
+"""
 
 import sys
 import time
@@ -9,22 +12,23 @@ import wandb
 
 import dist_wandb
 
-LONG = 4.0  # seconds; a rank that ends its session waits less for ranks that have not opened it
+LONG = 7.0  # seconds; a rank that ends its session waits less for ranks that have not opened it
 
 
-def main(directory: str) -> None:
+def main(directory: str, *logged: str) -> None:
     dist.init_process_group("gloo")
     rank, finish = dist.get_rank(), wandb.Run.finish
 
     def finish_slowly(run: wandb.Run, *args: Any, **kwargs: Any) -> None:
-        time.sleep(LONG)
+        time.sleep(LONG * (run.id == "exp-0"))
         finish(run, *args, **kwargs)
 
     if rank == 0:
         wandb.Run.finish = finish_slowly  # type: ignore[method-assign]
-    for number in range(2):
+    for number, is_logged in enumerate(map(int, logged)):
         with dist_wandb.init("tests", id=f"exp-{number}", dir=directory, mode="offline") as run:
-            run.log({"loss": float(rank)}, step=0)
+            if is_logged:
+                run.log({"loss": float(rank)}, step=0)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import wandb
 from config_jobs import begin_to_open
 from fakes import FakeWandb, Job
 from units import eventually
+from wandb.sdk.wandb_summary import Summary
 
 from dist_wandb.job.topology import Topology
 from dist_wandb.lightning.session_holder import GIVE_BACK
@@ -51,6 +52,27 @@ def test_changes_by_the_primary_appear_within_a_heartbeat(job: Job, fake_wandb: 
     assert second.run.name == "night"
     fake_wandb.runs[0].name = "day"
     eventually(lambda: second.run.name == "day")
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_the_summary_of_a_resumed_run_is_read_on_all_ranks(job: Job, fake_wandb: FakeWandb, resumed: bool) -> None:
+    opened, picture = fake_wandb.init, {"_type": "image-file"}
+    before = {"best": 3, "val": {"acc": 0.5, "shown": picture}, "shown": picture, "text": "x", "other": 4, "_step": 2}
+
+    def init(**arguments: Any) -> Any:
+        run = opened(**arguments)
+        vars(run).update(resumed=resumed, summary=Summary(lambda: before))
+        return run
+
+    fake_wandb.init = init  # type: ignore[method-assign]
+    summary: Any = job(TWO)[1].run.summary
+    summary["other"] = 5
+    wanted = {"best": 3, "val": {"acc": 0.5}, "text": "x", "other": 5} if resumed else {"other": 5}
+    assert (summary.get("best", 0), "best" in summary, dict(summary)) == (wanted.get("best", 0), resumed, wanted)
+    summary["best"] = 4
+    assert summary["best"] == 4
+    del summary["best"]
+    assert "best" not in summary
 
 
 def test_every_unit_receives_the_metadata_of_its_own_run(job: Job) -> None:

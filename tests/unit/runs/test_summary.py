@@ -235,3 +235,28 @@ def test_reads_lack_what_a_definition_keeps_out_of_the_summary() -> None:
     assert dict(script.summary) == {"loss": 2.0}
     script.writes.logged.define("loss", {"summary": "max"})  # after it was logged: wandb's answer is not known here
     assert dict(script.summary) == {"loss": 2.0}
+
+
+def test_a_defined_summary_does_not_count_what_was_corrected() -> None:
+    script = Script()
+    script.writes.logged.paths["val.acc"] = ("val", "acc")
+    script.writes.logged.define("loss", {"summary": "max,mean"})
+    script.writes.logged.define("val.acc", {"summary": "min"})
+    script.writes.logged.define("best", {"summary": "best,max"})
+
+    def write(serial: int, row: dict[str, Any], wandbs: dict[str, Any], **place: Any) -> None:
+        script.values.update(wandbs)  # what wandb's process makes of the row
+        script.writes.keep(row, 0, serial, serial=serial, **{"is_open": False, **place})
+
+    wrong = {"loss": {"max": 9, "mean": 9}, "val": {"acc": {"min": 1}}, "best": {"max": 7}}
+    write(1, {"loss": 9, "val.acc": 1, "best": 1}, wrong)
+    write(2, {"loss": 1}, {"loss": {"max": 9, "mean": 5}})
+    assert not script.run.records, "nothing was corrected"
+    write(1, {"loss": 3, "val.acc": 2, "best": 2}, wrong, corrects=True)
+    assert script.values == {"loss": {"max": 3, "mean": 2}, "val": {"acc": {"min": 2}}, "best": {"max": 7}}
+    write(3, {"loss": 5}, {}, is_open=True)
+    write(4, {"other": 1}, {"loss": {"max": 9, "mean": 6}})  # the row before has ended
+    assert script.values["loss"] == {"max": 5, "mean": 3}
+    writes = len(script.run.records)
+    write(5, {"other": 1}, {})
+    assert len(script.run.records) == writes, "only after rows that wandb's process has counted"

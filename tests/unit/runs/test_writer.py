@@ -66,6 +66,9 @@ def test_calls_at_one_step_are_one_row_until_another_step_or_a_commit() -> None:
     ]
     named = {"a": 1, "global_step": 2.5}
     assert without_time(rows_of((named, 7, None))) == [named], "as in wandb, what the script logs under the axis' name"
+    for more in ([({"b": 2}, 7, False)], [({"b": 2}, 7, False), ({"c": 3}, None, True)]):
+        rows = without_time(rows_of((named, 7, False), *more))
+        assert rows == [{**named, **{name: value for row, *_ in more for name, value in row.items()}}]
 
 
 def test_a_call_without_a_step_adds_to_the_open_row() -> None:

@@ -53,6 +53,8 @@ class OwnConfig:
     def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
         """Use, guard, and publish under some keys, the config of another run from now on."""
         self._run, self._keys = run, keys
+        summary = wandb_private.summary_before(run) if keys else {}
+        self._before: dict[str, Any] = {run_metadata.SUMMARY: summary} if summary else {}
         self._config = getattr(run, "config", None)  # a mock of a run may have none
         values = given_values(self._config) if getattr(run, "sweep_id", None) else {}
         self._imposed = [name for name in values if wandb_private.is_locked(self._config, name)]
@@ -84,7 +86,7 @@ class OwnConfig:
             values=values,
             withheld=withheld,
             imposed=self._imposed,
-            metadata=run_metadata.metadata_of(self._run),
+            metadata={**run_metadata.metadata_of(self._run), **self._before},
         )
         job_store = None if message == self._published else self.sync.connection.store()
         if job_store is None:
