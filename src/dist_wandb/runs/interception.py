@@ -2,7 +2,7 @@
 
 While a session is open, `run.log` and `wandb.log`, also in libraries, pass through it, and `run.finish` ends it.
 Together with `log` of a run, ``wandb.log`` is intercepted if ``wandb.run`` is that run; on a rank without a run,
-wandb's functions are those of the stand-in. `ReplaceableRun` calls the original. If several sessions share a run, the
+wandb's functions are those of the stand-in. `RunWriter` calls the original. If several sessions share a run, the
 last one is called. Only while a run is opened on another thread than the training's, its class passes on what is logged
 (`new_runs_log`). `AsRun` lets a session stand for its run.
 """

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 from dist_wandb.notices import warn
 from dist_wandb.runs.client_settings import one_line
@@ -26,8 +26,6 @@ from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.requested import in_settings
 from dist_wandb.settings.config_values import decoded, encoded, given_values
-
-_T = TypeVar("_T")
 
 _LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 FINISH = "_finish"  # the method of a run that all ways of finishing it call
@@ -92,8 +90,9 @@ def has_lost_service(run: AnyRun, error: Exception) -> bool:
     return False
 
 
-def with_media_directory(write: Callable[[], _T]) -> _T:
-    """Call `write` while wandb's directory for files of tables and other media exists.
+@contextmanager
+def media_directory() -> Iterator[None]:
+    """Let wandb's directory for files of tables and other media exist inside the block.
 
     Ended forks remove it, as do programs that clean up temporary files. wandb notices after it has stored a table.
     """
@@ -102,7 +101,7 @@ def with_media_directory(write: Callable[[], _T]) -> _T:
         with suppress(OSError):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        return write()
+        yield
     finally:
         if is_missing and not threading.main_thread().is_alive():  # at its end the process has removed it
             with suppress(OSError):
@@ -328,7 +327,8 @@ def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, A
 
     ((found, value),) = run._serialize_custom_charts({name: value}).items()  # noqa: SLF001  # no public way
     key = key if found == name else found
-    made = val_to_json(run, key, value, namespace=step, ignore_copy_err=True)
+    with media_directory():
+        made = val_to_json(run, key, value, namespace=step, ignore_copy_err=True)
     return found, json.loads(util.json_dumps_safer_history(made))
 
 

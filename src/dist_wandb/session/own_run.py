@@ -27,11 +27,12 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList, is_first
 from dist_wandb.notices import warn
-from dist_wandb.runs import interception, replaceable_run, requested, run_metadata, wandb_private
+from dist_wandb.runs import interception, requested, run_metadata, wandb_private, writer
+from dist_wandb.runs.definitions import STEP_METRIC, MetricDefiner
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.opening import RunOpener, run_key
 from dist_wandb.runs.summary import SummaryWrites
-from dist_wandb.runs.writer import STEP_METRIC, MetricDefiner, RunWriter
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask
@@ -155,18 +156,17 @@ class OwnRun:
         self.takes_all: bool = is_disabled or (bool(opened) and getattr(opened, "disabled", None) is True)
         self.summary: SummaryWrites = SummaryWrites(self.step_metric)
         self.alerts: Alerts = Alerts(self.link, self.config_sync, lambda: self.run)
-        self._definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
+        definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
         link, rank, paths = self.link, self.link.topology.global_rank, self.summary.logged.paths
-        self._replaceable = replaceable_run.ReplaceableRun(opened, rank, self._reopen, paths, self._definer)
-        self.writer: RunWriter = RunWriter(self._replaceable, link.plan, self.step_metric, rank)
+        self.writer: RunWriter = RunWriter(opened, link.plan, self.step_metric, rank, self._reopen, paths, definer)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
-        self.config_sync.own.replace_run = self._replaceable.replace
+        self.config_sync.own.replace_run = self.writer.replace
         self.config_sync.attach(opened, link.plan, link.unit.name)
 
     @property
     def run(self) -> AnyRun:
-        return self._replaceable.run
+        return self.writer.run
 
     @property
     def has_our_axis(self) -> bool:
@@ -233,7 +233,8 @@ class OwnRun:
             return define_metric(*[name] * (name is not None), *args, **kwargs)
         given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         its_own = partial(define_metric, name, **given)
-        action = its_own if self._definer is None else partial(self._definer.define, define_metric, name, given)
+        definer = self.writer.definer
+        action = its_own if definer is None else partial(definer.define, define_metric, name, given)
         is_possible, metric = wandb_private.checked_definition(run, its_own) if run and intake.rows else (False, None)
         if is_possible:
             self.summary.put_off(action)
@@ -257,7 +258,7 @@ class OwnRun:
         self.opener.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=self.first_row)
 
     def raise_asked_for(self) -> None:
-        error, self._replaceable.asked_for = self._replaceable.asked_for, None
+        error, self.writer.asked_for = self.writer.asked_for, None
         if error is not None:
             raise error
 
@@ -265,12 +266,12 @@ class OwnRun:
         """End the run; return whether data of it is lost."""
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
-                replaceable_run.finish(self._attached, exit_code)
-        with replaceable_run.quiet_finish(self.run, self.link.plan, self.opener.arguments):
-            problem = self._replaceable.finish(exit_code)
+                writer.finish(self._attached, exit_code)
+        with writer.quiet_finish(self.run, self.link.plan, self.opener.arguments):
+            problem = self.writer.finish(exit_code)
         if problem:
             warn(f"rank {self.link.topology.global_rank}: {problem}")
-        upload_hint = replaceable_run.upload_hint(self.run, self.link.plan, self.link.topology)
+        upload_hint = writer.upload_hint(self.run, self.link.plan, self.link.topology)
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
         plan, run = self.link.plan, self.run
@@ -287,8 +288,8 @@ class OwnRun:
         wandb_private.set_starting_step(run, run_metadata.starting_step(self.run))
         self.config_sync.attach(run, self.link.plan, self.link.unit.name)
         self._intercept(run)
-        if self._definer is not None and run:
-            self._definer.redefine(run)
+        if self.writer.definer is not None and run:
+            self.writer.definer.redefine(run)
         registry.process_end.register()  # so that it runs before the end of wandb's new process
         return run
 
