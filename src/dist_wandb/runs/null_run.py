@@ -9,7 +9,6 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -281,85 +280,70 @@ class NullPart(StandIn):
             return repr(self)
 
 
-class _SummaryPart(dict[Any, Any]):
-    """A mapping in the summary of a rank without a run, used as wandb's: writes into it are writes into the summary."""
-
-    def __init__(self, values: Mapping[Any, Any], write: Callable[[dict[Any, Any]], None]) -> None:
-        super().__init__(values)
-        self.__dict__["_write"] = write
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-    def __getitem__(self, key: Any) -> Any:
-        value = super().__getitem__(key)
-        return _SummaryPart(value, partial(self.__setitem__, key)) if isinstance(value, dict) else value
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)  # not a KeyError, as in wandb: `copy` looks for names that it may have
-        return self[name]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.update({key: value})
-
-    __setattr__ = __setitem__
-
-    def update(self, *values: Any, **more: Any) -> None:
-        super().update(*values, **more)
-        self._write(dict(self))
-
-
 class NullSummary(MutableMapping[Any, Any], StandIn):
-    """The summary of a run on a rank without it: what this rank has written or logged last, by name."""
+    """The summary of a run on a rank without it: what this rank has written or logged last, by name.
 
-    def _own(self) -> dict[Any, Any]:
-        own: dict[Any, Any] = self.__dict__.setdefault("_written", {})
-        return own
+    So is a mapping in it, as of wandb's: writes into that are writes into the summary.
+    """
+
+    _written: dict[Any, Any]
+    _note: Callable[[Any, Any], None]
+
+    def __init__(self, values: Mapping[Any, Any] | None = None) -> None:
+        self.__dict__.update(_written=dict(values or {}), _note=lambda *_: None)
 
     def note_by(self, note: Callable[[Any, Any], None]) -> None:
         """Call `note` with the name and value of each write from now on."""
         self.__dict__["_note"] = note
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Keep the values in a copy, also in another process; its writes concern nobody."""
-        return {"_written": self._own()}
+        return NullSummary, (self._written,)
 
     def show(self, values: Mapping[str, Any], paths: Paths, combined: Mapping[str, Statistics]) -> None:
         """Take over the values of a call of `log`; of some names what the summary has `combined`."""
-        own, shown = self._own(), {**shown_values(values), **combined}
-        own.update(nested(shown, paths, own) if paths else shown)
+        shown = {**shown_values(values), **combined}
+        self._written.update(nested(shown, paths, self._written) if paths else shown)
 
     def get(self, name: object, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401  # it is this method
 
+    def __bool__(self) -> bool:  # type: ignore[override]  # of a part of a run, never true
+        return bool(self._written)
+
+    def __repr__(self) -> str:
+        return repr(self._written)
+
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
 
     def __getitem__(self, key: Any) -> Any:
         if key not in self:
             return NullPart()
-        value = known({key: self._own()[key]})[key]
-        return _SummaryPart(value, partial(self.__setitem__, key)) if type(value) is dict else value
+        value = known({key: self._written[key]})[key]
+        if type(value) is not dict:
+            return value
+        part = NullSummary(value)
+        part.note_by(lambda *_: self.__setitem__(key, part._written))  # of this class
+        return part
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._own()[key] = as_written(value)
-        self.__dict__.get("_note", lambda *_: None)(key, value)
+        self._written[key] = as_written(value)
+        self._note(key, value)
+
+    __setattr__ = __setitem__  # type: ignore[assignment]
 
     def __delitem__(self, key: Any) -> None:
-        self._own().pop(key, None)
+        self._written.pop(key, None)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._own()
+        return key in self._written
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._own())
+        return iter(self._written)
 
     def __len__(self) -> int:
-        return len(self._own())
+        return len(self._written)
 
 
 def _warn_of_unknown() -> None:
