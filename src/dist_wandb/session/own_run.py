@@ -157,7 +157,7 @@ class OwnRun:
         self.summary: SummaryWrites = SummaryWrites(self.step_metric)
         self.alerts: Alerts = Alerts(self.link, self.config_sync, lambda: self.run)
         definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
-        link, rank, paths = self.link, self.link.topology.global_rank, self.summary.logged.paths
+        link, rank, paths = self.link, self.link.topology.global_rank, self.summary.paths
         self.writer: RunWriter = RunWriter(opened, link.plan, self.step_metric, rank, self._reopen, paths, definer)
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
@@ -180,7 +180,7 @@ class OwnRun:
             options.reductions,
             check_per_rank(options.per_rank),
             check_patterns("spread", options.spread),
-            partial(getattr, self.summary.logged, "definitions"),
+            partial(getattr, self.summary, "definitions"),
             self.summary.keep,
             self.summary.act,
             counts=self.has_our_axis,
@@ -237,12 +237,12 @@ class OwnRun:
         action = its_own if definer is None else partial(definer.define, define_metric, name, given)
         is_possible, metric = wandb_private.checked_definition(run, its_own) if run and intake.rows else (False, None)
         if is_possible:
-            self.summary.put_off(action)
+            self.summary.put_off(lambda _: action())
         else:
             metric = action()  # first: wandb may refuse it
         if not run:
-            self.summary.set_aside(("define", name), lambda run: run.define_metric(name, **given))
-        self.summary.logged.define(name, given, self.summary.count)
+            self.summary.put_off(lambda run: run.define_metric(name, **given), ("define", name))
+        self.summary.define(name, given)
         return metric
 
     def restore(self) -> None:
