@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList, is_first
-from dist_wandb.notices import warn
+from dist_wandb.notices import Notices, warn
 from dist_wandb.runs import interception, requested, run_metadata, wandb_private, writer
 from dist_wandb.runs.definitions import STEP_METRIC, MetricDefiner
 from dist_wandb.runs.null_run import AnyRun, NullRun
@@ -62,7 +62,7 @@ class Alerts:
         self._connection = config_sync.connection
         self._list: SharedList | None = None  # once it is used
         self._given: Counter[tuple[str, str, str]] = Counter()  # by this rank: title, text and level, and how often
-        self._sent: set[tuple[str, str, str, int]] = set()  # by this primary
+        self._sent = Notices()  # by this primary
         self._published = 0.0  # as of the last `deliver`
 
     def deliver(self, published: float = math.inf) -> None:
@@ -77,24 +77,13 @@ class Alerts:
         except RendezvousError as error:
             _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
             return
-        for one in new:
-            if isinstance(one, dict) and isinstance(one.get("title"), str) and isinstance(one.get("number"), int):
-                self._send(one)
-
-    def _send(self, alert: dict[str, Any]) -> None:
-        title, text, level = (str(alert.get(name) or "") for name in ("title", "text", "level"))
-        if self._is_new((title, text, level, alert["number"])):
-            wait = alert.get("wait_duration")
-            arguments = {"level": level or None, "wait_duration": wait if isinstance(wait, (int, float)) else None}
-            try:
-                interception.original(self._run(), "alert")(title, text, **arguments)
-            except Exception as error:  # noqa: BLE001  # must not affect the training
-                warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
-
-    def _is_new(self, alert: tuple[str, str, str, int]) -> bool:
-        is_new = alert not in self._sent
-        self._sent.add(alert)
-        return is_new
+        for (title, text, level), number, wait in new:
+            if self._sent.is_first((title, text, level, number)):
+                try:
+                    send = interception.original(self._run(), "alert")
+                    send(title, text, level=level or None, wait_duration=wait)
+                except Exception as error:  # noqa: BLE001  # must not affect the training
+                    warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
 
     def alert(self, send: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
         """Handle an alert of the script: `send` it, or leave it for the primary."""
@@ -103,26 +92,25 @@ class Alerts:
             raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
         if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
             raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
-        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
-        self._given[key] += 1
+        alert = str(title), str(text or ""), str(getattr(level, "value", level) or "")
+        self._given[alert] += 1
         if self._run():
-            if self._is_new((*key, self._given[key])):
+            if self._sent.is_first((*alert, self._given[alert])):
                 send(title, text, level, wait_duration)
             return
         wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
-        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._given[key])
         try:
             shared = self._shared()
             if shared is not None:
-                shared.append(alert)
+                shared.append((alert, self._given[alert], wait))
                 self._connection.publications += 1
                 return
             problem: object = "this process has no store of the job, as before init_process_group and in a fork"
         except RendezvousError as error:
             problem = error
         warn(
-            f"the alert {key[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the run: "
-            f"{problem}."
+            f"the alert {alert[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the "
+            f"run: {problem}."
         )
 
     def _shared(self) -> SharedList | None:
@@ -159,6 +147,7 @@ class OwnRun:
         definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
         link, rank, paths = self.link, self.link.topology.global_rank, self.summary.paths
         self.writer: RunWriter = RunWriter(opened, link.plan, self.step_metric, rank, self._reopen, paths, definer)
+        self._notices = Notices()
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
         self.config_sync.own.replace_run = self.writer.replace
@@ -304,7 +293,7 @@ class OwnRun:
         if self.takes_all:
             return {}
         if not run:
-            return {"alert": self.alerts.alert, **{name: self._reported(name) for name in (*_SAVING, *_FETCHING)}}
+            return {"alert": self.alerts.alert, **{name: partial(self._report, name) for name in _SAVING + _FETCHING}}
 
         def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
             if step is None and wandb_private.is_watched(data, commit):
@@ -315,27 +304,19 @@ class OwnRun:
         has_others = self.link.topology.world_size > 1 and self.link.plan.run_mode == "auto"
         return {**({"alert": self.alerts.alert} if has_others else {}), wandb_private.LOG: take}
 
-    def _reported(self, name: str) -> Callable[..., Any]:
-        """Return a handler that reports a call without effect, on the first rank of the unit that makes it."""
-        reported, topology = False, self.link.topology
-
-        def report(do_nothing: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            nonlocal reported
-            if not reported:
-                reported = True
-                rank, unit = topology.global_rank, self.link.unit
-                key = f"{run_key(self.link.plan)}/without a run/{name}"
-                primary = unit.ranks[0] if unit.is_member else topology.coordinator
-                if ask(self.link.store, lambda store: is_first(store, key), otherwise=True):
-                    warn(
-                        f"rank {rank} called {name}, which returns nothing there, because only rank {primary} has a "
-                        "run. Read it with wandb.Api().artifact(...), which every rank can, or on rank "
-                        f"{primary} only."
-                        if name in _FETCHING
-                        else f"rank {rank} called {name}, which saves nothing there, because only rank {primary} has a "
-                        "run. If each rank has files of its own, such as a part of a checkpoint, pass "
-                        f"run_mode='shared' to save those of all ranks. If not, call {name} on rank {primary} only."
-                    )
-            return do_nothing(*args, **kwargs)
-
-        return report
+    def _report(self, name: str, do_nothing: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Report a call without effect, on the first rank of the unit that makes it."""
+        if self._notices.is_first(name):
+            rank, unit = self.link.topology.global_rank, self.link.unit
+            key = f"{run_key(self.link.plan)}/without a run/{name}"
+            primary = unit.ranks[0] if unit.is_member else self.link.topology.coordinator
+            if ask(self.link.store, lambda store: is_first(store, key), otherwise=True):
+                warn(
+                    f"rank {rank} called {name}, which returns nothing there, because only rank {primary} has a run. "
+                    f"Read it with wandb.Api().artifact(...), which every rank can, or on rank {primary} only."
+                    if name in _FETCHING
+                    else f"rank {rank} called {name}, which saves nothing there, because only rank {primary} has a "
+                    "run. If each rank has files of its own, such as a part of a checkpoint, pass run_mode='shared' "
+                    f"to save those of all ranks. If not, call {name} on rank {primary} only."
+                )
+        return do_nothing(*args, **kwargs)
