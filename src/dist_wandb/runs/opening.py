@@ -177,9 +177,20 @@ class RunOpener:
     def _open(self) -> AnyRun:
         if self.plan.has_writers:  # before the first use of wandb in this process, which reading a setting is
             wandb_private.drop_inherited_service()
-        offline = self._is_primary_offline()
+        offline, is_secondary = False, self.plan.has_writers and not self.plan.primary
+        if is_secondary and self.job_store is not None and requested.mode(self.arguments) == "online":
+            within = self.job_store.wait_get(opening_key(self.plan), "its primary")
+            published = self.job_store.wait_get(run_key(self.plan), "its primary", float(within))
+            if published.get("refused"):
+                raise ConfigurationError(
+                    f"Rank {self.topology.global_rank} opens no run, because W&B's server refused that of its primary: "
+                    f"{published['error']}. Correct the argument of init that this concerns."
+                )
+            if "error" in published:
+                raise UnavailableError(f"its primary could not open the run: {published['error']}")
+            offline = published["offline"]
         self._publish_start()
-        for number in range(_RETRIES if self.plan.has_writers and not self.plan.primary else 0):
+        for number in range(_RETRIES if is_secondary else 0):
             try:
                 return self.attempt(offline=offline)
             except UnavailableError as error:
@@ -242,23 +253,6 @@ class RunOpener:
             wandb_private.tear_down_service()
         else:
             wandb_private.detach_service()
-
-    def _is_primary_offline(self) -> bool:
-        """Whether this rank, which is to be online, follows a primary whose run is on disk. Waits for the primary."""
-        if not self.plan.has_writers or self.plan.primary or self.job_store is None:
-            return False
-        if requested.mode(self.arguments) != "online":
-            return False
-        within = self.job_store.wait_get(opening_key(self.plan), "its primary")
-        published = self.job_store.wait_get(run_key(self.plan), "its primary", float(within))
-        if published.get("refused"):
-            raise ConfigurationError(
-                f"Rank {self.topology.global_rank} opens no run, because W&B's server refused that of its primary: "
-                f"{published['error']}. Correct the argument of init that this concerns."
-            )
-        if "error" in published:
-            raise UnavailableError(f"its primary could not open the run: {published['error']}")
-        return bool(published["offline"])
 
     def _publish_start(self) -> None:
         if self.job_store is not None and self.plan.announces and self.plan.opens_run:
