@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -91,6 +91,11 @@ _MARK = "__intercepted_by_dist_wandb__"
 def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
     """Call `handler` in place of a method of this object only, until the returned function is called."""
     return (_found(owner, name) or Interception(owner, name)).add(handler)
+
+
+def intercept_all(handlers: Iterable[tuple[Any, str, Handler]]) -> list[Callable[[], None]]:
+    """Call handlers in place of those methods of objects that exist."""
+    return [intercept(owner, name, handler) for owner, name, handler in handlers if hasattr(owner, name)]
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
@@ -252,27 +257,21 @@ def _use(run: NullRun) -> Callable[[], None]:
 
         return handler
 
-    of_artifacts: dict[str, Handler] = {
-        "link": instead(run.link_artifact),
-        "save": instead(run.log_artifact),  # wandb finishes the run that it opens
-        "wait": instead(lambda artifact: artifact),
-    }
-
     def trace_handler(original: Handler) -> Callable[..., Any]:
         """Write no trace here: wandb's handler creates a directory in that of the run, which is another rank's."""
         return (lambda _profile: None) if is_current() else original()
 
-    handlers: dict[str, Handler] = {"init": init, **{name: functools.partial(pass_on, name) for name in _SERVED}}
-    of_profiler: dict[str, Handler] = {"torch_trace_handler": trace_handler}
-    names, profiler = vars(module), getattr(module, "profiler", None)
-    owners = [(module, handlers), (getattr(module, "Artifact", None), of_artifacts), (profiler, of_profiler)]
+    names, artifact = vars(module), getattr(module, "Artifact", None)
+    handlers: list[tuple[Any, str, Handler]] = [
+        (module, "init", init),
+        *((module, name, functools.partial(pass_on, name)) for name in _SERVED),
+        (artifact, "link", instead(run.link_artifact)),
+        (artifact, "save", instead(run.log_artifact)),  # wandb finishes the run that it opens
+        (artifact, "wait", instead(lambda artifact: artifact)),
+        (getattr(module, "profiler", None), "torch_trace_handler", trace_handler),
+    ]
     with _turn:  # functions and names are those of the same stand-in
-        removals = [
-            intercept(owner, name, handler)
-            for owner, of_owner in owners
-            for name, handler in of_owner.items()
-            if hasattr(owner, name)
-        ]
+        removals = intercept_all(handlers)
         found: dict[str, Any] = {name: names[name] for name in ("config", "run", "summary") if name in names}
         before = _values[0] if _values else found
         mine = {name: run if name == "run" else getattr(run, name) for name in before}

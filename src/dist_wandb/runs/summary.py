@@ -148,13 +148,16 @@ class SummaryWrites:
         summary = wandb_private.summary_of(run)
         if summary is None:
             return []
-        end_notes = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
         if self._write is not None:  # it has the rows of the lost run, but not these writes
             self._actions[0] = 0, lambda _: self._write_again(self._writes.copy(), 0)
+        handlers: dict[str, interception.Handler] = {
+            wandb_private.SUMMARY_WRITTEN: self._note,
+            wandb_private.SUMMARY_READ: self._read,
+        }
+        known = handlers.keys() & vars(summary).keys()  # to look for another one would ask wandb's process for a value
+        undo = [interception.intercept(summary, name, handlers[name]) for name in known]
         self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)
-        if wandb_private.SUMMARY_READ not in vars(summary):
-            return [end_notes]
-        return [end_notes, interception.intercept(summary, wandb_private.SUMMARY_READ, self._read)]
+        return undo
 
     def define(self, name: str, given: Mapping[str, Any]) -> None:
         self.definitions = self.definitions.followed_by(name, given, self.count)  # another thread reads it

@@ -22,7 +22,7 @@ from typing import Any
 
 from dist_wandb.notices import warn
 from dist_wandb.runs.client_settings import one_line
-from dist_wandb.runs.interception import intercept, original
+from dist_wandb.runs.interception import intercept, intercept_all, original
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.requested import in_settings
 from dist_wandb.settings.config_values import decoded, encoded, given_values
@@ -280,11 +280,8 @@ def adapt(run: Any, step: Callable[[], int]) -> list[Callable[[], None]]:
     answer = SimpleNamespace(wait_or=lambda **_: SimpleNamespace(step=step()))
     interface = getattr(run, "_interface", None)  # older versions count steps themselves; there, it remains W&B's
     watched = getattr(run, "_torch", None) if "torch" in sys.modules else None  # it would import torch
-    handlers: list[tuple[Any, str, Callable[..., Any]]] = [
-        *((run, _LOG_ARTIFACT, log), (run, _API, api), (run, _TELEMETRY, report)),
-        *((interface, _STEP_ASKED, lambda _: answer), (watched, "log_tensor_stats", measure)),
-    ]
-    return [intercept(owner, name, handler) for owner, name, handler in handlers if hasattr(owner, name)]
+    of_run = (run, _LOG_ARTIFACT, log), (run, _API, api), (run, _TELEMETRY, report)
+    return intercept_all([*of_run, (interface, _STEP_ASKED, lambda _: answer), (watched, "log_tensor_stats", measure)])
 
 
 def is_wandbs(run: Any) -> bool:
