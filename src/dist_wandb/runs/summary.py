@@ -156,7 +156,7 @@ class SummaryWrites:
         }
         known = handlers.keys() & vars(summary).keys()  # to look for another one would ask wandb's process for a value
         undo = [interception.intercept(summary, name, handlers[name]) for name in known]
-        self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)
+        self._write = interception.original(summary, written)
         return undo
 
     def define(self, name: str, given: Mapping[str, Any]) -> None:
