@@ -32,12 +32,14 @@ _RETRY_LIMITS = {f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "F
 
 
 def client_settings() -> wandb.Settings:
-    """Return W&B's settings outside of any run, which W&B reads once; ConfigurationError if they are invalid."""
+    """Return W&B's settings outside of any run, which W&B reads once; ConfigurationError if wandb refuses them."""
     import wandb
 
     check_workspace()
-    with hidden_values():
+    try:
         return wandb.setup().settings
+    except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
+        raise ConfigurationError(without_values(error)) from None
 
 
 def check_workspace() -> None:
@@ -61,15 +63,6 @@ def own_entities() -> frozenset[str]:
     """Return the owners of runs that the user has set: by `WANDB_ENTITY`, or in the user's own settings file."""
     # A settings file of the current directory does not count: it may be a stranger's.
     return frozenset(filter(None, (os.environ.get("WANDB_ENTITY"), *users_values("entity").values())))
-
-
-def default_entity() -> str | None:
-    """Return the default owner of runs, from any source; see `own_entities` for owners that the user has set."""
-    try:
-        entity: str | None = client_settings().entity
-    except Exception as error:  # noqa: BLE001  # such as what an inherited WANDB_SERVICE leads to
-        raise ConfigurationError(without_values(error)) from None
-    return entity
 
 
 def users_values(name: str) -> dict[str, str]:

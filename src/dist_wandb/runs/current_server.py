@@ -30,7 +30,6 @@ from dist_wandb.runs.client_settings import (
     client_settings,
     users_values,
     without_password,
-    without_values,
     workspace_settings,
     workspace_values,
 )
@@ -77,10 +76,9 @@ class Setup:
 def setup(trusted: str | None = None) -> Setup:
     """Determine how wandb is set up here, without opening a run or contacting a server. `trusted` gets the key."""
     try:
-        mode, settings = requested.mode({}), client_settings()
-        server = destination(trusted)
-    except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
-        return Setup(None, without_values(error), None, None, None, None, None, inherits_service())
+        mode, settings, server = requested.mode({}), client_settings(), destination(trusted)
+    except ConfigurationError as error:
+        return Setup(None, str(error), None, None, None, None, None, inherits_service())
     key, key_from, _ = _in_netrc(server.shown)
     if settings.api_key:
         in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
@@ -95,10 +93,7 @@ def destination(trusted: str | None = None) -> Destination:
     the user has allowed. Raises `ConfigurationError` if wandb refuses its settings, or the address is ambiguous.
     Contacts no server.
     """
-    try:
-        settings = client_settings()
-    except Exception as error:  # noqa: BLE001  # such as what an inherited WANDB_SERVICE leads to
-        raise ConfigurationError(without_values(error)) from None
+    settings = client_settings()
     url = str(settings.base_url)
     if not is_address(url):
         raise ConfigurationError(

@@ -150,10 +150,8 @@ class SummaryWrites:
             return []
         if self._write is not None:  # it has the rows of the lost run, but not these writes
             self._actions[0] = 0, lambda _: self._write_again(self._writes.copy(), 0)
-        handlers: dict[str, interception.Handler] = {
-            wandb_private.SUMMARY_WRITTEN: self._note,
-            wandb_private.SUMMARY_READ: self._read,
-        }
+        written, read = wandb_private.SUMMARY_WRITTEN, wandb_private.SUMMARY_READ
+        handlers: dict[str, interception.Handler] = {written: self._note, read: self._read}
         known = handlers.keys() & vars(summary).keys()  # to look for another one would ask wandb's process for a value
         undo = [interception.intercept(summary, name, handlers[name]) for name in known]
         self._write = interception.original(summary, written)

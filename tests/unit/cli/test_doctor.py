@@ -471,7 +471,7 @@ def test_settings_file_that_is_not_regular_or_too_large_is_an_error(
     assert error.startswith(
         f"{place}, which W&B reads its settings from, is not a regular file of at most 65536 bytes."
     )
-    for find in (current_server.destination, client_settings.default_entity, client_settings.check_workspace):
+    for find in (current_server.destination, client_settings.client_settings, client_settings.check_workspace):
         with pytest.raises(ConfigurationError, match="is not a regular file"):
             find()
 
