@@ -103,7 +103,8 @@ class NullRun(LikeRun, StandIn):
     It accepts every call, at any depth of attributes and items, and does nothing, so that the same script runs on all
     ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy: test it with ``if run:``.
 
-    Its `summary` returns what this rank has written into it or logged last, else the defaults of `get`.
+    Its `summary` returns what this rank has written into it or logged last, else the defaults of `get`: ranks with the
+    same values read the same values. `step` is that of the next row of this rank.
 
     It has the metadata of the run that receives this rank's numbers, as published by the primary of that run: `id`,
     `name`, `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the
@@ -130,26 +131,12 @@ class NullRun(LikeRun, StandIn):
     id: str | None
     name: str | None
     url: str | None
+    summary: NullSummary
+    step: int
+    starting_step: int
 
     def __init__(self, id: str | None = None, name: str | None = None, url: str | None = None) -> None:  # noqa: A002
-        self.show(_known={"id": id, "name": name, "url": url}, _read=dict)
-
-    @property
-    def summary(self) -> NullSummary:
-        """What this rank has written into the summary or logged: ranks with the same values read the same values."""
-        summary: NullSummary = self.__dict__.setdefault("_summary", NullSummary())
-        return summary
-
-    @property
-    def step(self) -> int:
-        """The step of the next row of this rank."""
-        return int(self.__dict__.get("_step", int)())
-
-    @property
-    def starting_step(self) -> int:
-        """The step of the first row of the run that receives this rank's numbers, in this start of the job."""
-        step: object = self.metadata().get("starting_step")
-        return step if isinstance(step, int) else 0
+        self.show(_known={"id": id, "name": name, "url": url, "starting_step": 0}, _read=dict)
 
     def show(self, **parts: object) -> None:
         """Set the `config` of the run that receives this rank's numbers, or `_step`, which returns that of `step`."""
@@ -176,6 +163,10 @@ class NullRun(LikeRun, StandIn):
         return {**own, "_known": dict(self.metadata()), "_read": dict}
 
     def __getattr__(self, name: str) -> Any:
+        if name == "summary":
+            return self.__dict__.setdefault("_summary", NullSummary())
+        if name == "step":
+            return int(self.__dict__.get("_step", int)())
         if name == "settings":
             found = NullPart()
             found.__dict__.update(settings_of(self.metadata()))
@@ -217,14 +208,6 @@ class EarlyRun(NullRun):
     def _run(self) -> AnyRun | None:
         found: AnyRun | None = self.__dict__.get("_of_session", lambda: None)()
         return found
-
-    @property
-    def summary(self) -> Any:
-        return super().summary if (run := self._run) is None else run.summary
-
-    @property
-    def step(self) -> int:
-        return super().step if (run := self._run) is None else run.step
 
     def metadata(self) -> Mapping[str, Any]:
         return run.metadata() if isinstance(run := self._run, NullRun) else super().metadata()
