@@ -132,7 +132,10 @@ def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline
         "path": "/".join(filter(None, (texts["entity"], texts["project"], run_id))),
         "tags": tuple(arguments.get("tags") or ()),
         "dir": str(requested.wandb_directory(arguments)),
-        **{"offline": mode == "offline", "disabled": mode == "disabled", "resumed": False, "starting_step": 0},
+        "offline": mode == "offline",
+        "disabled": mode == "disabled",
+        "resumed": False,
+        "starting_step": 0,
     }
 
 
