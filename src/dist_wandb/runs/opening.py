@@ -49,7 +49,6 @@ from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import warn
 from dist_wandb.runs import client_settings, interception, requested, sweeps, wandb_private
-from dist_wandb.runs.current_server import warn_of_workspace
 from dist_wandb.runs.definitions import define_step_metric
 from dist_wandb.runs.null_run import AnyRun, NullRun, Run
 from dist_wandb.settings.options import Options
@@ -233,7 +232,7 @@ class RunOpener:
         _choose_directory(arguments, topology, is_own=is_job and (plan.own_directory or plan.attaches))
         client_settings.check_workspace()
         if plan.announces:
-            warn_of_workspace(arguments)
+            requested.warn_of_workspace(arguments)
         is_quiet = plan.is_one_of_several and not plan.announces
         with wandb_private.with_warnings_alone(self.arguments, on=is_quiet), sweeps.planned(arguments, plan) as planned:
             run = _init(planned)

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import pickle
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dist_wandb.notices import warn
-from dist_wandb.runs.client_settings import one_line
+from dist_wandb.runs.client_settings import inherits_service, one_line
 from dist_wandb.runs.interception import intercept, intercept_all, original
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.requested import in_settings
@@ -60,13 +59,6 @@ def drop_inherited_service() -> None:
     # sibling has open: "run ID X is in use".
     if inherits_service():
         del os.environ["WANDB_SERVICE"]
-
-
-def inherits_service() -> bool:
-    """Return whether `WANDB_SERVICE` names the wandb process of another process."""
-    # The service writes the process id of its owner into the variable.
-    owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
-    return owner is not None and int(owner[1]) != os.getpid()
 
 
 def is_loss_of_service(error: Exception) -> bool:

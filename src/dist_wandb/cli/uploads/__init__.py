@@ -17,7 +17,7 @@ from dist_wandb.cli.uploads.execution import remember, upload
 from dist_wandb.cli.uploads.plan import Terms, UploadFile, UploadRun, plan_uploads
 from dist_wandb.cli.uploads.state import remove_left_copies
 from dist_wandb.errors import UploadError, visible
-from dist_wandb.runs.current_server import destination
+from dist_wandb.runs.client_settings import destination
 from dist_wandb.wandb_files.runs import runs_below
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"

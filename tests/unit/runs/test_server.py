@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dist_wandb.runs.client_settings import without_password
-from dist_wandb.runs.current_server import Destination, is_address, is_loopback, is_same_server, refusal_of
+from dist_wandb.runs.client_settings import (
+    Destination,
+    is_address,
+    is_loopback,
+    is_same_server,
+    refusal_of,
+    without_password,
+)
 
 
 @pytest.mark.parametrize("is_named", [True, False])
