@@ -304,7 +304,7 @@ class OwnRun:
         has_others = self.link.topology.world_size > 1 and self.link.plan.run_mode == "auto"
         return {**({"alert": self.alerts.alert} if has_others else {}), wandb_private.LOG: take}
 
-    def _report(self, name: str, do_nothing: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _report(self, name: str, do_nothing: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Report a call without effect, on the first rank of the unit that makes it."""
         if self._notices.is_first(name):
             rank, unit = self.link.topology.global_rank, self.link.unit
