@@ -145,14 +145,15 @@ class SummaryWrites:
         if isinstance(run, NullRun):
             run.summary.note_by(lambda name, value: self.put_off(lambda run: run.summary.update({name: value}), name))
             return []
-        summary = wandb_private.summary_of(run)
-        if summary is None:
+        summary: Any = getattr(run, "summary", None)
+        written, read = wandb_private.SUMMARY_WRITTEN, wandb_private.SUMMARY_READ
+        handlers: dict[str, interception.Handler] = {written: self._note, read: self._read}
+        attributes = getattr(summary, "__dict__", {})  # other ways would ask wandb's process for a value
+        known = [name for name in handlers if callable(attributes.get(name))]
+        if written not in known:
             return []
         if self._write is not None:  # it has the rows of the lost run, but not these writes
             self._actions[0] = 0, lambda _: self._write_again(self._writes.copy(), 0)
-        written, read = wandb_private.SUMMARY_WRITTEN, wandb_private.SUMMARY_READ
-        handlers: dict[str, interception.Handler] = {written: self._note, read: self._read}
-        known = handlers.keys() & vars(summary).keys()  # to look for another one would ask wandb's process for a value
         undo = [interception.intercept(summary, name, handlers[name]) for name in known]
         self._write = interception.original(summary, written)
         return undo

@@ -29,7 +29,7 @@ from dist_wandb.settings.config_values import decoded, encoded, given_values
 _LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 FINISH = "_finish"  # the method of a run that all ways of finishing it call
 LOG = "_log"  # the method of a run that `log` calls, and the hooks of `watch`
-SUMMARY_WRITTEN = "_update_callback"  # what `summary_of` calls with a record of each write
+SUMMARY_WRITTEN = "_update_callback"  # what a run's summary calls with a record of each write
 SUMMARY_READ = "_get_current_summary_callback"  # what it calls for each read; returns the values by name
 _WATCHED = ("gradients/", "parameters/")  # how the names of histograms begin
 _STEP_ASKED = "deliver_history_step"  # the method of a run's interface that `run.step` calls
@@ -202,13 +202,6 @@ def is_locked(config: Any, name: str) -> bool:
 
 def is_finished(run: AnyRun) -> bool:
     return bool(run) and bool(getattr(run, "_is_finished", False))
-
-
-def summary_of(run: AnyRun) -> object | None:
-    """Return the object that calls its `SUMMARY_WRITTEN` with each write into a run's summary, if there is one."""
-    summary = getattr(run, "summary", None)
-    calls = getattr(summary, "__dict__", {}).get(SUMMARY_WRITTEN)  # other ways would ask wandb's process for the value
-    return summary if callable(calls) else None
 
 
 def is_watched(values: Any, commit: object) -> bool:
