@@ -252,20 +252,11 @@ def continues(init_arguments: Mapping[str, Any]) -> bool:
     return resume(init_arguments) in ("allow", "must", "auto")
 
 
-def rewinds(init_arguments: Mapping[str, Any]) -> bool:
-    """Return whether the user asks W&B to rewind or fork a run, which excludes `resume`."""
-    return _branch_point(init_arguments) is not None
-
-
 def first_step(init_arguments: Mapping[str, Any]) -> int:
     """Return W&B's first step after the point at which the user asks to rewind or fork a run; 0 for neither."""
-    point = _branch_point(init_arguments)  # "RUN?_step=5", or an object of wandb
-    step = str(getattr(point, "value", point)).rpartition("=")[2]
-    return 0 if point is None else int(float(step)) + 1
-
-
-def _branch_point(init_arguments: Mapping[str, Any]) -> Any:
-    return next(filter(None, (in_code(init_arguments, name) for name in ("resume_from", "fork_from"))), None)
+    found = (in_code(init_arguments, name) for name in ("resume_from", "fork_from"))
+    point = next(filter(None, found), None)  # "RUN?_step=5", or an object of wandb
+    return 0 if point is None else int(float(str(getattr(point, "value", point)).rpartition("=")[2])) + 1
 
 
 def naming(init_arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class SessionOpener:
                 warn(message, users_line())
         link = self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self.number is None)
         # Of several units, the trial, or the run to be rewound, may be another one's.
-        is_bound = link.unit.name and (sweeps.is_trial() or requested.rewinds(self._arguments))
+        is_bound = link.unit.name and (sweeps.is_trial() or requested.first_step(self._arguments))
         link.may_move = options.run_mode == "auto" and not is_bound
         link.report_opened()
 
@@ -255,7 +255,7 @@ class SessionOpener:
         plan = self._link.plan
         if not plan.shared or plan.primary or self._store is None:
             return restart.next_row(run, self._arguments, axis)
-        if not requested.continues(self._arguments) and not requested.rewinds(self._arguments):
+        if not requested.continues(self._arguments) and not requested.first_step(self._arguments):
             return 0
         try:
             return int(self._store.wait_get(run_key(plan), "its primary").get("first_row", 0))
