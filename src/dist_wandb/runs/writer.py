@@ -91,7 +91,6 @@ class RunWriter:
         # Rows, each with its calls of wandb and the time of the last one (`time.monotonic`).
         self._unsafe: deque[tuple[float, list[_Call]]] = deque(maxlen=_MOST_UNSAFE)
         self._passed: list[_Call] = []  # calls of the row that is not committed
-        self._late: deque[_Call] = deque()  # by a signal handler during the replacement
         self._replacing = threading.RLock()
         self._replacing_thread: int | None = None
         self.asked_for: Exception | None = None  # an error of the end that the user's settings ask for
@@ -254,15 +253,13 @@ class RunWriter:
         try:
             self._retried(log)
         except Exception:
-            if self._replacing_thread != threading.get_ident():
+            if self._replacing_thread != threading.get_ident():  # else a signal handler's row: the next run gets it
                 raise
-            self._late.append(call)  # of a signal handler
-            return
         self._passed.append(call)
         if is_end:
             calls, self._passed = self._passed, []
             self._unsafe.append((now, calls))
-            while self._unsafe and self._unsafe[0][0] < now - _UNSAFE:
+            while self._replacing_thread is None and self._unsafe and self._unsafe[0][0] < now - _UNSAFE:
                 with suppress(IndexError):  # another thread, or a signal handler, was faster
                     self._unsafe.popleft()
 
@@ -324,13 +321,12 @@ class RunWriter:
         except DistWandbError as second:
             self.run = NullRun()
             warn(f"rank {self._rank} cannot write it there: {second}. Further rows are dropped.")
-        rows, shortened = [*(calls for _, calls in [*self._unsafe]), self._passed], 0
-        while rows or self._late:
-            calls = rows.pop(0) if rows else [self._late.popleft()]
+        shortened = 0
+        for calls in [*(calls for _, calls in [*self._unsafe]), self._passed]:
             try:
                 for call in calls:
                     self._pass(self.run, call)
-            except Exception:  # noqa: BLE001  # one row's problem must not cost the others; its files may be gone
+            except Exception:  # noqa: BLE001, PERF203  # one row's problem must not cost the others; its files may be gone
                 shortened += 1
                 numbers = {name: value for row, _ in calls for name, value in row.items() if _is_number(value)}
                 with suppress(Exception):

@@ -292,20 +292,22 @@ def test_a_row_whose_files_are_gone_does_not_affect_others(stand: Stand, caplog:
     assert "rank 0 could write only the numbers of 1 of the rows" in caplog.text
 
 
-def test_a_signal_handler_may_log_while_the_run_is_replaced(stand: Stand) -> None:
+def test_a_signal_handler_may_log_while_the_run_is_replaced(stand: Stand, limit: Limit) -> None:
     """Python calls it in the middle of any operation of the thread."""
     interrupted = threading.Event()
 
     def reopened(*given: Any) -> Any:
+        limit(writer, _UNSAFE=-1.0)  # it took longer
         stand.log({"loss": 2.0})
         interrupted.set()
         return stand.open_second(*given)
 
     stand.reopen = reopened
+    stand.log({"loss": 0.5})
     stand.kill()
     thread = threading.Thread(target=lambda: stand.log({"loss": 1.0}), daemon=True)
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
     assert interrupted.is_set()
-    assert sorted(row["loss"] for row in stand.second.rows) == [1.0, 2.0]
+    assert sorted(row["loss"] for row in stand.second.rows) == [0.5, 1.0, 2.0]
