@@ -70,7 +70,7 @@ class Diagnosis:
         del setup["server"], setup["key"]
         setup["has_key"] = self.setup.key is not None
         setup["base_url"], setup["base_url_from"] = (server.shown, server.source) if server else ("", "")
-        setup["takes_key"] = server is not None and server.takes_key
+        setup["takes_key"] = server is not None and not server.refusal
         return {"sources": found["topology"].pop("sources"), **found} if self.topology else found
 
 
@@ -103,7 +103,7 @@ def examine(
         errors.append(setup.problem)
     server = None
     if setup.server is not None and timeout and setup.mode == "online":
-        if setup.server.takes_key:
+        if not setup.server.refusal:
             server = ask(setup.server.shown, setup.key, timeout)
         else:
             errors.append(f"The server was not asked. {setup.server.refusal}")

@@ -203,10 +203,6 @@ class Destination:
     source: str  # of the address, for messages: a variable, a file
     refusal: str = ""  # why the API key may not go there, and what the user can do; empty if it may
 
-    @property
-    def takes_key(self) -> bool:
-        return not self.refusal
-
 
 @dataclass(frozen=True)
 class Setup:

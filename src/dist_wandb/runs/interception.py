@@ -53,7 +53,7 @@ class Interception:
 
         def method(*args: Any, **kwargs: Any) -> Any:
             handlers = self.handlers  # without handlers, an old reference to this method calls the original
-            if not handlers or (id(self.owner), self._name) in _bypassed():
+            if not handlers or (id(self.owner), self._name) in _thread.bypassed:
                 return self.original(*args, **kwargs)
             return handlers[-1](self.original, *args, **kwargs)
 
@@ -107,23 +107,21 @@ def original(owner: Any, name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def bypass(*args: Any, **kwargs: Any) -> Any:
-        bypassed, which = _bypassed(), (id(owner), name)
-        bypassed.append(which)
+        _thread.bypassed.append((id(owner), name))
         try:
             return method(*args, **kwargs)
         finally:
-            bypassed.remove(which)
+            _thread.bypassed.remove((id(owner), name))
 
     return bypass
 
 
-_in_thread = threading.local()
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.bypassed: list[tuple[int, str]] = []  # methods of objects whose handlers are skipped in this thread
 
 
-def _bypassed() -> list[tuple[int, str]]:
-    """Return the methods of objects whose handlers are skipped in this thread."""
-    bypassed: list[tuple[int, str]] = _in_thread.__dict__.setdefault("bypassed", [])
-    return bypassed
+_thread = _Thread()
 
 
 def _found(owner: object, name: str) -> Interception | None:

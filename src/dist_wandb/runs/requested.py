@@ -330,7 +330,7 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
             return
         if in_settings(init_arguments, "base_url") is None:
             server = destination()
-            if not server.takes_key and server.source in map(str, paths):
+            if server.refusal and server.source in map(str, paths):
                 found.append(f"base_url ({server.shown})")
         for name in _TRANSPORT_SETTINGS:
             is_set = in_settings(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ

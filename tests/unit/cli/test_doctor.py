@@ -389,10 +389,10 @@ def test_directory_cannot_select_wandbs_own_server_for_users_of_another(set_vari
     settings(tmp_path / "wandb" / "settings", base_url=default)
     set_variables(WANDB_API_KEY=KEY)
     found = client_settings.destination()
-    assert (found.source, found.takes_key) == (f"{tmp_path}/wandb/settings", False)
+    assert (found.source, bool(found.refusal)) == (f"{tmp_path}/wandb/settings", True)
     (tmp_path / "settings").unlink()
     set_variables()
-    assert (client_settings.destination().source, client_settings.destination().takes_key) == ("W&B's default", True)
+    assert (client_settings.destination().source, client_settings.destination().refusal) == ("W&B's default", "")
 
 
 @pytest.mark.slow
@@ -409,13 +409,13 @@ def test_key_for_one_host_is_sent_there_but_a_key_for_any_host_is_not(set_variab
         place.chmod(stat.S_IRUSR | stat.S_IWUSR)
         set_variables()
         found = client_settings.destination()
-        assert (found.source, found.takes_key) == (f"{tmp_path}/wandb/settings", takes_key)
+        assert (found.source, not found.refusal) == (f"{tmp_path}/wandb/settings", takes_key)
     place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
     (tmp_path / "first").write_text(f"default\n  login user\n  password {KEY}\n")
     set_variables(NETRC=str(tmp_path / "first"))  # wandb then uses this key, for any host
-    assert not client_settings.destination().takes_key
+    assert client_settings.destination().refusal
     set_variables(NETRC="", WANDB_API_KEY=KEY)  # wandb then uses this key, for any host
-    assert not client_settings.destination().takes_key
+    assert client_settings.destination().refusal
 
 
 def test_key_is_not_sent_over_plain_http_to_other_hosts(set_variables: Any, capsys: pytest.CaptureFixture[str]) -> None:

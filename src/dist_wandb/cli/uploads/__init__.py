@@ -67,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if wanted:
         out.print(Text(f"to {visible(server.shown)} (from {visible(server.source)})", "dim"), soft_wrap=True)
     failed: list[UploadRun] = []
-    if wanted and not server.takes_key:
+    if wanted and server.refusal:
         out.print(Text.assemble(("✗ ", "red"), visible(server.refusal)), soft_wrap=True)
         failed = wanted
     elif not arguments.dry_run:
