@@ -54,16 +54,13 @@ class StandIn:
             raise AttributeError(name)
         return NullPart()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, *_: Any) -> None:
         """Accept and discard."""
+
+    __setitem__ = __delitem__ = __setattr__
 
     def __getitem__(self, key: Any) -> Any:
         return NullPart()
-
-    __setitem__ = __setattr__
-
-    def __delitem__(self, key: Any) -> None:
-        """Accept and discard."""
 
     def __contains__(self, key: object) -> bool:
         return False
@@ -314,7 +311,7 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         self._written[key] = as_written(value)
         self._note(key, value)
 
-    __setattr__ = __setitem__  # type: ignore[assignment]
+    __setattr__ = __setitem__
 
     def __delitem__(self, key: Any) -> None:
         self._written.pop(key, None)

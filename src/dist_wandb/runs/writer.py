@@ -130,17 +130,17 @@ class RunWriter:
         x = x if isinstance(x, (int, float)) else None
         has_turn = self._turn.acquire(timeout=_LONGEST_TURN)
         try:
-            before = self._open
-            # As in wandb, a call without a step adds to the open row; also one that ends a row without, as a Trainer's
-            # rows.
-            if before is not None and step not in (None, before.x) and (before.x is not None or commit is False):
-                self._end(before)
             is_given = step is None or self.step_metric in metrics
             axis = {} if self.step_metric is None or is_given else {self.step_metric: step}
-            values = {**with_taken(metrics), **axis}
-            if not values and commit is None:
-                if self._open is not None:
-                    self._end(self._open)
+            values, before = {**with_taken(metrics), **axis}, self._open
+            is_empty = not values and commit is None
+            # As in wandb, a call without a step adds to the open row; also one that ends a row without, as a Trainer's
+            # rows.
+            is_next = before and step not in (None, before.x) and (before.x is not None or commit is False)
+            if before is not None and (is_empty or is_next):
+                self._open = None
+                self._write({**before.values, TIME: before.time})
+            if is_empty:
                 return
             row, self._open = self._open or _OpenRow(), None
             self._replace(row, values)
@@ -167,10 +167,6 @@ class RunWriter:
         for name in replaced & row.values.keys():
             del row.values[name]
         row.values.update(values)
-
-    def _end(self, row: _OpenRow) -> None:
-        self._open = None
-        self._write({**row.values, TIME: row.time})
 
     def _write(self, row: Mapping[str, Any], *, is_end: bool = True) -> None:
         """Log a row, or a part of it, unless nothing is left of it."""
