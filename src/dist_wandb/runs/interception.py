@@ -188,44 +188,37 @@ def _serve(run: NullRun) -> Callable[[], None]:
     """Let wandb's functions, ``wandb.run``, ``config`` and ``summary`` use the stand-in, in a process that has no run.
 
     Without it they raise an error, so that a script or library that imports wandb itself would need a guard, and
-    ``wandb.init`` opens a second run. If wandb is not imported yet, this happens when it is (`_Finder`). The returned
-    function undoes it, unless wandb has set the names anew meanwhile.
+    ``wandb.init`` opens a second run. If wandb is not imported yet, a finder in `sys.meta_path` does this when it is:
+    there is no other way to learn that. The returned function undoes it, unless wandb has set the names anew meanwhile.
     """
     if "wandb" in sys.modules:
         return _use(run)
     undo = ExitStack()
-    finder = _Finder(lambda: undo.callback(_use(run)))
-    sys.meta_path.insert(0, finder)
-    undo.callback(finder.remove)
-    return undo.close
 
+    class Finder(MetaPathFinder):
+        def find_spec(self, name: str, *_path_and_target: object) -> ModuleSpec | None:
+            """Return what the finders after this one find: perhaps only to see whether wandb is installed."""
+            finders = list(sys.meta_path)
+            if name != "wandb" or self not in finders:
+                return None
+            found = (finder.find_spec(name, None, None) for finder in finders[finders.index(self) + 1 :])
+            spec = next(filter(None, found), None)
+            if spec is not None and spec.loader is not None:
+                execute = functools.partial(use_executed, spec.loader.exec_module)
+                spec.loader.exec_module = execute  # type: ignore[method-assign]
+            return spec
 
-class _Finder(MetaPathFinder):
-    """A finder in `sys.meta_path` that calls a function once wandb is imported: there is no other way to learn that."""
+    finder = Finder()
 
-    def __init__(self, then: Callable[[], object]) -> None:
-        self._then = then
-
-    def remove(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, *_path_and_target: object) -> ModuleSpec | None:
-        """Return what the finders after this one find: perhaps only to see whether wandb is installed."""
-        finders = list(sys.meta_path)
-        if name != "wandb" or self not in finders:
-            return None
-        found = (finder.find_spec(name, None, None) for finder in finders[finders.index(self) + 1 :])
-        spec = next(filter(None, found), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = functools.partial(self._execute, spec.loader.exec_module)  # type: ignore[method-assign]
-        return spec
-
-    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    def use_executed(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         execute(module)
-        if self in sys.meta_path:
-            self.remove()
-            self._then()
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+            undo.callback(_use(run))
+
+    sys.meta_path.insert(0, finder)
+    undo.callback(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
+    return undo.close
 
 
 _values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions
