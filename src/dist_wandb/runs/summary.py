@@ -197,14 +197,14 @@ class SummaryWrites:
     def continue_from(self, former: SummaryWrites, run: AnyRun) -> None:
         """Do with a run what was put off on a rank without one, at the same place among the rows, yet to be written."""
         self.paths.update(former.paths)
-        for number, action in [*former._actions.values()]:
+        for number, action in former._actions.copy().values():
             self._numbers = itertools.count(number)
             self._do(partial(action, run))
         self._numbers, self.count = itertools.count(former.count + 1), former.count
 
     def act(self, follows: float | None) -> None:
         """Carry out the actions before a row; see `keep` for `follows`."""
-        for key, (number, action) in [*self._actions.items()] if self._actions else ():
+        for key, (number, action) in self._actions.copy().items() if self._actions else ():
             if self._run and number <= (follows or 0) and self._actions.pop(key, None) is not None:
                 self._do(partial(action, self._run))
 
