@@ -143,7 +143,13 @@ class RunWriter:
             if is_empty:
                 return
             row, self._open = self._open or _OpenRow(), None
-            self._replace(row, values)
+            # `a` and `a.b` replace each other when they are nested, in order. W&B would add a mapping, or media, to an
+            # earlier mapping of its row. So it gets what came between, too.
+            replaced = row.values.keys() & values.keys()
+            if not WRITABLE.issuperset(map(type, map(values.get, replaced))):
+                passed, row.values = row.values, {}
+                self._write(passed, is_end=False)
+            row.values = {name: value for name, value in row.values.items() if name not in replaced} | values
             if commit is not False:
                 self._write(row.values)
                 return
@@ -154,19 +160,6 @@ class RunWriter:
         finally:
             if has_turn:
                 self._turn.release()
-
-    def _replace(self, row: _OpenRow, values: Mapping[str, Any]) -> None:
-        """Keep values for a row behind earlier ones: `a` and `a.b` replace each other when they are nested, in order.
-
-        W&B would add a mapping, or media, to an earlier mapping of its row. So it gets what came between, too.
-        """
-        replaced = row.values.keys() & values.keys()
-        if not WRITABLE.issuperset(map(type, map(values.get, replaced))):
-            passed, row.values = row.values, {}
-            self._write(passed, is_end=False)
-        for name in replaced & row.values.keys():
-            del row.values[name]
-        row.values.update(values)
 
     def _write(self, row: Mapping[str, Any], *, is_end: bool = True) -> None:
         """Log a row, or a part of it, unless nothing is left of it."""
