@@ -12,12 +12,12 @@ import pytest
 
 from dist_wandb.job import leftovers
 from dist_wandb.notices import Notices
-from dist_wandb.runs import current_server, interception, null_run
+from dist_wandb.runs import interception, null_run, requested
 from dist_wandb.session import api, inherited_rank, job_description, registry, remote_session, restart
 
 _KEPT: tuple[tuple[object, str, Callable[[], object]], ...] = (
     (api, "_notices", Notices),
-    (current_server, "_notices", Notices),
+    (requested, "_notices", Notices),
     (inherited_rank, "_announced", list),
     (inherited_rank, "_notes", dict),
     (interception, "_values", list),

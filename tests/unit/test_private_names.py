@@ -37,7 +37,6 @@ from dist_wandb.runs.wandb_private import (
     is_finished,
     is_locked,
     leave_run,
-    summary_of,
     tear_down_service_of,
 )
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
@@ -122,10 +121,10 @@ def test_wandbs_config_can_be_filled_without_sending_anything(fake_wandb: FakeWa
 def test_wandbs_summary_calls_back_at_each_write(tmp_path: Path) -> None:
     """Uses guarded private names of wandb. Without them, rows that are written later replace what the user wrote."""
     run: Any = wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True))
-    assert summary_of(run) is run.summary, "read wandb/sdk/wandb_summary.py of this version, then adapt SUMMARY_WRITTEN"
     summary: Any = run.summary
     writes = SummaryWrites()
     removals = writes.follow(run)
+    assert removals, "read wandb/sdk/wandb_summary.py of this version, then adapt SUMMARY_WRITTEN"
     run.log({"loss": 0.5, "a": {"b": 1, "c": 1}, "gone": 1})
     summary["loss"] = 9
     summary["a"]["b"] = 5
@@ -143,7 +142,7 @@ def test_wandbs_summary_calls_back_at_each_write(tmp_path: Path) -> None:
     summary["loss"] = 10
     assert (writes.count, summary["loss"]) == (4, 10)
     run.finish()
-    assert summary_of(wandb.init(mode="disabled")) is None
+    assert not SummaryWrites().follow(wandb.init(mode="disabled"))
 
 
 _FORKS = """

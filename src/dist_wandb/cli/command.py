@@ -23,8 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dist_wandb.errors import ReadError
-from dist_wandb.runs.client_settings import usual_directories
-from dist_wandb.runs.current_server import TRUST_OPTION, is_address
+from dist_wandb.runs.client_settings import TRUST_OPTION, is_address, usual_directories
 from dist_wandb.wandb_files.reading import State, trend_of
 from dist_wandb.wandb_files.runs import LocalRun
 from dist_wandb.wandb_files.selection import Condition, chosen

@@ -28,7 +28,7 @@ from dist_wandb.cli.command import Command, add_trust_argument, console, print_j
 from dist_wandb.errors import ConfigurationError, DistWandbError, visible
 from dist_wandb.job.launch import DetectedLauncher, Launch, detected_launchers, doubts_of, job_name
 from dist_wandb.job.topology import Topology
-from dist_wandb.runs import current_server, requested, sweeps
+from dist_wandb.runs import client_settings, requested, sweeps
 from dist_wandb.settings.config_values import without_passwords, without_values
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import (
@@ -57,7 +57,7 @@ class Diagnosis:
     topology: Topology | None  # `None` after an error
     launchers: tuple[DetectedLauncher, ...]
     plan: RunPlan | None  # `None` after an error, or if it depends on other ranks
-    setup: current_server.Setup
+    setup: client_settings.Setup
     server: Server | None  # the answer of W&B's server; `None` if it was not asked
     versions: dict[str, str | None]  # of Python and of packages; `None` for those that are not installed
     errors: tuple[str, ...]  # errors that `init` would raise, and refused requests
@@ -70,7 +70,7 @@ class Diagnosis:
         del setup["server"], setup["key"]
         setup["has_key"] = self.setup.key is not None
         setup["base_url"], setup["base_url_from"] = (server.shown, server.source) if server else ("", "")
-        setup["takes_key"] = server is not None and server.takes_key
+        setup["takes_key"] = server is not None and not server.refusal
         return {"sources": found["topology"].pop("sources"), **found} if self.topology else found
 
 
@@ -90,7 +90,7 @@ def examine(
     except DistWandbError as error:
         errors.append(str(error))
     found = tuple(map(_masked_launcher, detected_launchers()))
-    setup = current_server.setup(trusted_server)
+    setup = client_settings.setup(lambda: requested.mode({}), trusted_server)
     setup = replace(setup, problem=without_values(setup.problem))
     try:
         options = Options.among({"run_mode": run_mode, "rank_scope": rank_scope})
@@ -103,7 +103,7 @@ def examine(
         errors.append(setup.problem)
     server = None
     if setup.server is not None and timeout and setup.mode == "online":
-        if setup.server.takes_key:
+        if not setup.server.refusal:
             server = ask(setup.server.shown, setup.key, timeout)
         else:
             errors.append(f"The server was not asked. {setup.server.refusal}")
@@ -207,7 +207,7 @@ def ask(base_url: str, key: str | None, timeout: float) -> Server:
     if key:  # not sent to the target of a redirect
         request.add_unredirected_header("Authorization", f"Basic {b64encode(f'api:{key}'.encode()).decode()}")
     # As wandb does: through the proxies of the environment, except for this host.
-    opener = build_opener(ProxyHandler({})) if current_server.is_loopback(base_url) else build_opener()
+    opener = build_opener(ProxyHandler({})) if client_settings.is_loopback(base_url) else build_opener()
     try:
         with opener.open(request, timeout=timeout) as answer:
             text = answer.read(_LONGEST_ANSWER)

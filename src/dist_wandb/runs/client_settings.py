@@ -1,13 +1,27 @@
-"""W&B's settings outside of any run, the files that contain them, and what else the environment names: directories."""
+"""W&B's settings outside of any run, the files that contain them, the server that they name, and directories.
+
+W&B also reads the server from ``wandb/settings`` in the current directory, with precedence over the user's own file,
+and sends the key there, so the author of that directory could choose who gets it. Hence one rule for all commands that
+send the key: it goes to a server that the *user* has named (by `WANDB_BASE_URL`, the user's own settings file, W&B's
+default, or a key for that host in the user's netrc), never in clear text over a network, unless the user names that
+very server on the command line (`TRUST_OPTION`). Any other source of settings, also one unknown to this module, counts
+as a stranger's. ``doctor`` and ``sync`` refuse such a server; a training, which users normally start in a directory of
+their own, warns once.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from configparser import Error as ParserError
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -18,6 +32,11 @@ from dist_wandb.wandb_files.small_files import LIMIT, read_small
 if TYPE_CHECKING:
     import wandb
 
+TRUST_OPTION = "--trust-server"
+"""Option of all commands that allows the API key to go to a server; its value is the server's address."""
+
+_CHARACTERS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")  # RFC 3986
+_PORTS = {"http": 80, "https": 443}
 _SEARCH_PATHS = frozenset({"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"})
 _RUN_VARIABLES = frozenset(
     f"WANDB_{name}"
@@ -32,12 +51,14 @@ _RETRY_LIMITS = {f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "F
 
 
 def client_settings() -> wandb.Settings:
-    """Return W&B's settings outside of any run, which W&B reads once; ConfigurationError if they are invalid."""
+    """Return W&B's settings outside of any run, which W&B reads once; ConfigurationError if wandb refuses them."""
     import wandb
 
     check_workspace()
-    with hidden_values():
+    try:
         return wandb.setup().settings
+    except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
+        raise ConfigurationError(without_values(error)) from None
 
 
 def check_workspace() -> None:
@@ -61,15 +82,6 @@ def own_entities() -> frozenset[str]:
     """Return the owners of runs that the user has set: by `WANDB_ENTITY`, or in the user's own settings file."""
     # A settings file of the current directory does not count: it may be a stranger's.
     return frozenset(filter(None, (os.environ.get("WANDB_ENTITY"), *users_values("entity").values())))
-
-
-def default_entity() -> str | None:
-    """Return the default owner of runs, from any source; see `own_entities` for owners that the user has set."""
-    try:
-        entity: str | None = client_settings().entity
-    except Exception as error:  # noqa: BLE001  # such as what an inherited WANDB_SERVICE leads to
-        raise ConfigurationError(without_values(error)) from None
-    return entity
 
 
 def users_values(name: str) -> dict[str, str]:
@@ -170,3 +182,160 @@ def _refusal(error: Exception) -> ConfigurationError | None:
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def inherits_service() -> bool:
+    """Return whether `WANDB_SERVICE` names the wandb process of another process."""
+    # The service writes the process id of its owner into the variable.
+    owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
+    return owner is not None and int(owner[1]) != os.getpid()
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The server that receives runs."""
+
+    url: str = field(repr=False)  # with its password, if any: for connections only, never for output
+    shown: str  # without user name and password
+    source: str  # of the address, for messages: a variable, a file
+    refusal: str = ""  # why the API key may not go there, and what the user can do; empty if it may
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How wandb is set up in this environment."""
+
+    mode: str | None  # of `wandb.init`; `None` if it would raise
+    problem: str  # why it would raise; empty otherwise
+    server: Destination | None  # `None` if `wandb.init` would raise
+    entity: str | None  # owner of new runs, if set
+    project: str | None  # project of new runs, if set
+    key: str | None = field(repr=False)
+    key_from: str | None
+    inherits_service: bool  # whether this process would use the wandb process of another process
+
+
+def setup(find_mode: Callable[[], str], trusted: str | None = None) -> Setup:
+    """Determine how wandb is set up here, without opening a run or contacting a server. `trusted` gets the key."""
+    try:
+        mode, settings, server = find_mode(), client_settings(), destination(trusted)
+    except ConfigurationError as error:
+        return Setup(None, str(error), None, None, None, None, None, inherits_service())
+    key, key_from, _ = _in_netrc(server.shown)
+    if settings.api_key:
+        in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
+        key, key_from = settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
+    return Setup(mode, "", server, settings.entity, settings.project, key, key_from, inherits_service())
+
+
+def destination(trusted: str | None = None) -> Destination:
+    """Determine which server W&B's client would connect to, its source, and whether the API key may go there.
+
+    If the `refusal` of the result is not empty, neither the key nor runs may go there. `trusted` is the address that
+    the user has allowed. Raises `ConfigurationError` if wandb refuses its settings, or the address is ambiguous.
+    Contacts no server.
+    """
+    settings = client_settings()
+    url = str(settings.base_url)
+    if not is_address(url):
+        raise ConfigurationError(
+            "W&B's settings name a server by an ambiguous address: it has several '@', or characters that an address "
+            "must not have. Check WANDB_BASE_URL, and base_url in wandb/settings."
+        )
+    source, is_users = _source_of(url)
+    # Whether the key that wandb would send is the key for this very host in the user's netrc.
+    has_own_key = not (settings.api_key or settings.identity_token_file) and _in_netrc(without_password(url))[2]
+    is_named = is_users or (has_own_key and urlsplit(url).scheme == "https")
+    return Destination(url, without_password(url), source, refusal_of(url, source, is_named=is_named, trusted=trusted))
+
+
+def refusal_of(url: str, source: str, *, is_named: bool, trusted: str | None = None) -> str:
+    """Return why the API key may not go to a server, and what to do, as text; empty if it may.
+
+    `is_named`: the user has named the server. `trusted` is the address that the user has allowed by `TRUST_OPTION`.
+    """
+    shown = without_password(url)
+    is_open = urlsplit(url).scheme != "https" and not is_loopback(url)  # data can be read on the way
+    if (is_named and not is_open) or (trusted is not None and is_same_server(trusted, url)):
+        return ""
+    if is_named:
+        why = (
+            f"The API key is not sent to {shown} (from {source}): over plain http, anyone on the network path could "
+            "read it."
+        )
+        otherwise = "Otherwise, use an https address."
+    else:
+        why = (
+            f"The server {shown} is named by {source} alone, not by you, so the API key is not sent there"
+            f"{', and it would go over plain http' if is_open else ''}."
+        )
+        otherwise = "Otherwise, remove base_url from that file, or set WANDB_BASE_URL to your server."
+    answer = f" {TRUST_OPTION} names another server, {without_password(trusted)}." if trusted is not None else ""
+    return f"{why}{answer} If you trust it, pass {TRUST_OPTION} {shlex.quote(shown)}. {otherwise}"
+
+
+def _source_of(url: str) -> tuple[str, bool]:
+    """Return the source of the server that wandb uses, and whether it is known to be the user's."""
+    import wandb
+
+    own = users_values("base_url")
+    default = None if any(own.values()) else str(wandb.Settings.model_fields["base_url"].default)
+    users = {"WANDB_BASE_URL": os.environ.get("WANDB_BASE_URL"), **own, "W&B's default": default}
+    for is_users, sources in ((True, users), (False, workspace_values("base_url"))):
+        for source, named in sources.items():
+            with suppress(Exception):  # wandb's validation raises more than pydantic's errors
+                if named and is_same_server(str(wandb.Settings(base_url=named).base_url), url):  # it rewrites some
+                    return source, is_users
+    return "wandb's settings", False
+
+
+def _in_netrc(url: str) -> tuple[str | None, str | None, bool]:
+    """Return a server's key in the user's netrc, the path of that file, and whether it is the key of this very host."""
+    parts = urlsplit(url)
+    for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
+        with suppress(OSError, RuntimeError, NetrcParseError):
+            hosts = netrc(Path(path).expanduser()).hosts
+            for name in (parts.netloc, parts.hostname, "default"):  # newer versions of wandb include the port
+                if name in hosts:
+                    return hosts[name][2], path, name != "default"
+    return None, None, False
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def is_address(url: str) -> bool:
+    """Return whether this is the address of a server that all URL parsers read in the same way."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # a port that is not a number, a malformed IPv6 address
+        return False
+    # Parsers disagree about a backslash, white space and several "@", and thus about the host: the connection could go
+    # to another host than the one that was checked.
+    is_unambiguous = _CHARACTERS.fullmatch(url) is not None and parts.netloc.count("@") <= 1
+    return is_unambiguous and parts.scheme in _PORTS and bool(parts.hostname)
+
+
+def is_same_server(one: str, other: str) -> bool:
+    """Return whether two addresses, ignoring user names and passwords, refer to the same server."""
+    if one.rstrip("/") == other.rstrip("/"):
+        return True
+    return is_address(one) and is_address(other) and _location(one) == _location(other)
+
+
+def is_loopback(url: str) -> bool:
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _location(url: str) -> tuple[str, str, int, str]:
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    return parts.scheme, host, parts.port or _PORTS[parts.scheme], parts.path.rstrip("/")

@@ -2,7 +2,7 @@
 
 While a session is open, `run.log` and `wandb.log`, also in libraries, pass through it, and `run.finish` ends it.
 Together with `log` of a run, ``wandb.log`` is intercepted if ``wandb.run`` is that run; on a rank without a run,
-wandb's functions are those of the stand-in. `ReplaceableRun` calls the original. If several sessions share a run, the
+wandb's functions are those of the stand-in. `RunWriter` calls the original. If several sessions share a run, the
 last one is called. Only while a run is opened on another thread than the training's, its class passes on what is logged
 (`new_runs_log`). `AsRun` lets a session stand for its run.
 """
@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -53,7 +53,7 @@ class Interception:
 
         def method(*args: Any, **kwargs: Any) -> Any:
             handlers = self.handlers  # without handlers, an old reference to this method calls the original
-            if not handlers or (id(self.owner), self._name) in _bypassed():
+            if not handlers or (id(self.owner), self._name) in _thread.bypassed:
                 return self.original(*args, **kwargs)
             return handlers[-1](self.original, *args, **kwargs)
 
@@ -93,6 +93,11 @@ def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
     return (_found(owner, name) or Interception(owner, name)).add(handler)
 
 
+def intercept_all(handlers: Iterable[tuple[Any, str, Handler]]) -> list[Callable[[], None]]:
+    """Call handlers in place of those methods of objects that exist."""
+    return [intercept(owner, name, handler) for owner, name, handler in handlers if hasattr(owner, name)]
+
+
 def original(owner: Any, name: str) -> Callable[..., Any]:
     """Return the method of an object without our handlers; if others have replaced it, their replacement."""
     interception = _found(owner, name)
@@ -102,23 +107,21 @@ def original(owner: Any, name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def bypass(*args: Any, **kwargs: Any) -> Any:
-        bypassed, which = _bypassed(), (id(owner), name)
-        bypassed.append(which)
+        _thread.bypassed.append((id(owner), name))
         try:
             return method(*args, **kwargs)
         finally:
-            bypassed.remove(which)
+            _thread.bypassed.remove((id(owner), name))
 
     return bypass
 
 
-_in_thread = threading.local()
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.bypassed: list[tuple[int, str]] = []  # methods of objects whose handlers are skipped in this thread
 
 
-def _bypassed() -> list[tuple[int, str]]:
-    """Return the methods of objects whose handlers are skipped in this thread."""
-    bypassed: list[tuple[int, str]] = _in_thread.__dict__.setdefault("bypassed", [])
-    return bypassed
+_thread = _Thread()
 
 
 def _found(owner: object, name: str) -> Interception | None:
@@ -185,44 +188,37 @@ def _serve(run: NullRun) -> Callable[[], None]:
     """Let wandb's functions, ``wandb.run``, ``config`` and ``summary`` use the stand-in, in a process that has no run.
 
     Without it they raise an error, so that a script or library that imports wandb itself would need a guard, and
-    ``wandb.init`` opens a second run. If wandb is not imported yet, this happens when it is (`_Finder`). The returned
-    function undoes it, unless wandb has set the names anew meanwhile.
+    ``wandb.init`` opens a second run. If wandb is not imported yet, a finder in `sys.meta_path` does this when it is:
+    there is no other way to learn that. The returned function undoes it, unless wandb has set the names anew meanwhile.
     """
     if "wandb" in sys.modules:
         return _use(run)
     undo = ExitStack()
-    finder = _Finder(lambda: undo.callback(_use(run)))
-    sys.meta_path.insert(0, finder)
-    undo.callback(finder.remove)
-    return undo.close
 
+    class Finder(MetaPathFinder):
+        def find_spec(self, name: str, *_path_and_target: object) -> ModuleSpec | None:
+            """Return what the finders after this one find: perhaps only to see whether wandb is installed."""
+            finders = list(sys.meta_path)
+            if name != "wandb" or self not in finders:
+                return None
+            found = (finder.find_spec(name, None, None) for finder in finders[finders.index(self) + 1 :])
+            spec = next(filter(None, found), None)
+            if spec is not None and spec.loader is not None:
+                execute = functools.partial(use_executed, spec.loader.exec_module)
+                spec.loader.exec_module = execute  # type: ignore[method-assign]
+            return spec
 
-class _Finder(MetaPathFinder):
-    """A finder in `sys.meta_path` that calls a function once wandb is imported: there is no other way to learn that."""
+    finder = Finder()
 
-    def __init__(self, then: Callable[[], object]) -> None:
-        self._then = then
-
-    def remove(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, *_path_and_target: object) -> ModuleSpec | None:
-        """Return what the finders after this one find: perhaps only to see whether wandb is installed."""
-        finders = list(sys.meta_path)
-        if name != "wandb" or self not in finders:
-            return None
-        found = (finder.find_spec(name, None, None) for finder in finders[finders.index(self) + 1 :])
-        spec = next(filter(None, found), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = functools.partial(self._execute, spec.loader.exec_module)  # type: ignore[method-assign]
-        return spec
-
-    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    def use_executed(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         execute(module)
-        if self in sys.meta_path:
-            self.remove()
-            self._then()
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+            undo.callback(_use(run))
+
+    sys.meta_path.insert(0, finder)
+    undo.callback(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
+    return undo.close
 
 
 _values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions
@@ -252,27 +248,21 @@ def _use(run: NullRun) -> Callable[[], None]:
 
         return handler
 
-    of_artifacts: dict[str, Handler] = {
-        "link": instead(run.link_artifact),
-        "save": instead(run.log_artifact),  # wandb finishes the run that it opens
-        "wait": instead(lambda artifact: artifact),
-    }
-
     def trace_handler(original: Handler) -> Callable[..., Any]:
         """Write no trace here: wandb's handler creates a directory in that of the run, which is another rank's."""
         return (lambda _profile: None) if is_current() else original()
 
-    handlers: dict[str, Handler] = {"init": init, **{name: functools.partial(pass_on, name) for name in _SERVED}}
-    of_profiler: dict[str, Handler] = {"torch_trace_handler": trace_handler}
-    names, profiler = vars(module), getattr(module, "profiler", None)
-    owners = [(module, handlers), (getattr(module, "Artifact", None), of_artifacts), (profiler, of_profiler)]
+    names, artifact = vars(module), getattr(module, "Artifact", None)
+    handlers: list[tuple[Any, str, Handler]] = [
+        (module, "init", init),
+        *((module, name, functools.partial(pass_on, name)) for name in _SERVED),
+        (artifact, "link", instead(run.link_artifact)),
+        (artifact, "save", instead(run.log_artifact)),  # wandb finishes the run that it opens
+        (artifact, "wait", instead(lambda artifact: artifact)),
+        (getattr(module, "profiler", None), "torch_trace_handler", trace_handler),
+    ]
     with _turn:  # functions and names are those of the same stand-in
-        removals = [
-            intercept(owner, name, handler)
-            for owner, of_owner in owners
-            for name, handler in of_owner.items()
-            if hasattr(owner, name)
-        ]
+        removals = intercept_all(handlers)
         found: dict[str, Any] = {name: names[name] for name in ("config", "run", "summary") if name in names}
         before = _values[0] if _values else found
         mine = {name: run if name == "run" else getattr(run, name) for name in before}

@@ -9,7 +9,6 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -55,16 +54,13 @@ class StandIn:
             raise AttributeError(name)
         return NullPart()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, *_: Any) -> None:
         """Accept and discard."""
+
+    __setitem__ = __delitem__ = __setattr__
 
     def __getitem__(self, key: Any) -> Any:
         return NullPart()
-
-    __setitem__ = __setattr__
-
-    def __delitem__(self, key: Any) -> None:
-        """Accept and discard."""
 
     def __contains__(self, key: object) -> bool:
         return False
@@ -105,7 +101,7 @@ class NullRun(LikeRun, StandIn):
     ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy: test it with ``if run:``.
 
     Its `summary` returns what this rank has written into it or logged last, else what a resumed run had, else the
-    defaults of `get`.
+    defaults of `get`: ranks with the same values read the same values. `step` is that of the next row of this rank.
 
     It has the metadata of the run that receives this rank's numbers, as published by the primary of that run: `id`,
     `name`, `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the
@@ -132,29 +128,12 @@ class NullRun(LikeRun, StandIn):
     id: str | None
     name: str | None
     url: str | None
+    summary: NullSummary
+    step: int
+    starting_step: int
 
     def __init__(self, id: str | None = None, name: str | None = None, url: str | None = None) -> None:  # noqa: A002
-        self.show(_known={"id": id, "name": name, "url": url}, _read=dict)
-
-    @property
-    def summary(self) -> NullSummary:
-        """What this rank has written into the summary or logged: ranks with the same values read the same values."""
-        if "_summary" not in self.__dict__:
-            self.__dict__["_summary"] = NullSummary()
-            self.__dict__["_summary"].__dict__["_earlier"] = self.metadata
-        summary: NullSummary = self.__dict__["_summary"]
-        return summary
-
-    @property
-    def step(self) -> int:
-        """The step of the next row of this rank."""
-        return int(self.__dict__.get("_step", int)())
-
-    @property
-    def starting_step(self) -> int:
-        """The step of the first row of the run that receives this rank's numbers, in this start of the job."""
-        step: object = self.metadata().get("starting_step")
-        return step if isinstance(step, int) else 0
+        self.show(_known={"id": id, "name": name, "url": url, "starting_step": 0}, _read=dict)
 
     def show(self, **parts: object) -> None:
         """Set the `config` of the run that receives this rank's numbers, or `_step`, which returns that of `step`."""
@@ -181,6 +160,10 @@ class NullRun(LikeRun, StandIn):
         return {**own, "_known": dict(self.metadata()), "_read": dict}
 
     def __getattr__(self, name: str) -> Any:
+        if name == "summary":
+            return self.__dict__.setdefault("_summary", NullSummary(earlier=self.metadata))
+        if name == "step":
+            return int(self.__dict__.get("_step", int)())
         if name == "settings":
             found = NullPart()
             found.__dict__.update(settings_of(self.metadata()))
@@ -222,14 +205,6 @@ class EarlyRun(NullRun):
     def _run(self) -> AnyRun | None:
         found: AnyRun | None = self.__dict__.get("_of_session", lambda: None)()
         return found
-
-    @property
-    def summary(self) -> Any:
-        return super().summary if (run := self._run) is None else run.summary
-
-    @property
-    def step(self) -> int:
-        return super().step if (run := self._run) is None else run.step
 
     def metadata(self) -> Mapping[str, Any]:
         return run.metadata() if isinstance(run := self._run, NullRun) else super().metadata()
@@ -285,90 +260,76 @@ class NullPart(StandIn):
             return repr(self)
 
 
-class _SummaryPart(dict[Any, Any]):
-    """A mapping in the summary of a rank without a run, used as wandb's: writes into it are writes into the summary."""
-
-    def __init__(self, values: Mapping[Any, Any], write: Callable[[dict[Any, Any]], None]) -> None:
-        super().__init__(values)
-        self.__dict__["_write"] = write
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-    def __getitem__(self, key: Any) -> Any:
-        value = super().__getitem__(key)
-        return _SummaryPart(value, partial(self.__setitem__, key)) if isinstance(value, dict) else value
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)  # not a KeyError, as in wandb: `copy` looks for names that it may have
-        return self[name]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.update({key: value})
-
-    __setattr__ = __setitem__
-
-    def update(self, *values: Any, **more: Any) -> None:
-        super().update(*values, **more)
-        self._write(dict(self))
-
-
 class NullSummary(MutableMapping[Any, Any], StandIn):
     """The summary of a run on a rank without it: what this rank has written or logged last, by name.
 
-    Else what a resumed run had when it was opened, for which a read waits as for the run's metadata.
+    Else what a resumed run had when it was opened, for which a read waits as for the run's metadata (`earlier`). A
+    mapping in it is one, too, as of wandb's: writes into that are writes into the summary.
     """
 
-    def _own(self) -> dict[Any, Any]:
-        own: dict[Any, Any] = self.__dict__.setdefault("_written", {})
-        return own
+    _written: dict[Any, Any]
+    _note: Callable[[Any, Any], None]
+    _earlier: Callable[[], Mapping[str, Any]]
+
+    def __init__(
+        self, values: Mapping[Any, Any] | None = None, earlier: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        self.__dict__.update(_written=dict(values or {}), _note=lambda *_: None, _earlier=earlier)
 
     def _all(self) -> dict[Any, Any]:
-        own, known = self._own(), self.__dict__.get("_earlier", dict)()
-        if known.get("resumed") is not None:
-            self.__dict__.pop("_earlier", None)
-            for name, value in (known.get(SUMMARY) or {}).items():
-                own.setdefault(name, value)
-        return own
+        metadata = self._earlier()
+        if metadata.get("resumed") is not None:  # it is known
+            self.__dict__["_earlier"] = dict
+            for name, value in (metadata.get(SUMMARY) or {}).items():
+                self._written.setdefault(name, value)
+        return self._written
 
     def note_by(self, note: Callable[[Any, Any], None]) -> None:
         """Call `note` with the name and value of each write from now on."""
         self.__dict__["_note"] = note
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Keep the values in a copy, also in another process; its writes concern nobody."""
-        return {"_written": self._own()}
+        return NullSummary, (self._written,)
 
     def show(self, values: Mapping[str, Any], paths: Paths, combined: Mapping[str, Statistics]) -> None:
         """Take over the values of a call of `log`; of some names what the summary has `combined`."""
-        own, shown = self._own(), {**shown_values(values), **combined}
-        own.update(nested(shown, paths, own) if paths else shown)
+        shown = {**shown_values(values), **combined}
+        self._written.update(nested(shown, paths, self._written) if paths else shown)
 
     def get(self, name: object, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401  # it is this method
 
+    def __bool__(self) -> bool:  # type: ignore[override]  # of a part of a run, never true
+        return bool(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._written)
+
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
 
     def __getitem__(self, key: Any) -> Any:
         if key not in self:
             return NullPart()
-        value = known({key: self._own()[key]})[key]
-        return _SummaryPart(value, partial(self.__setitem__, key)) if type(value) is dict else value
+        value = known({key: self._written[key]})[key]
+        if type(value) is not dict:
+            return value
+        part = NullSummary(value)
+        part.note_by(lambda *_: self.__setitem__(key, part._written))  # of this class
+        return part
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._own()[key] = as_written(value)
-        self.__dict__.get("_note", lambda *_: None)(key, value)
+        self._written[key] = as_written(value)
+        self._note(key, value)
+
+    __setattr__ = __setitem__
 
     def __delitem__(self, key: Any) -> None:
         self._all().pop(key, None)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._own() or key in self._all()
+        return key in self._written or key in self._all()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._all())

@@ -49,9 +49,8 @@ from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import warn
 from dist_wandb.runs import client_settings, interception, requested, sweeps, wandb_private
-from dist_wandb.runs.current_server import warn_of_workspace
+from dist_wandb.runs.definitions import define_step_metric
 from dist_wandb.runs.null_run import AnyRun, NullRun, Run
-from dist_wandb.runs.writer import define_step_metric
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
@@ -177,9 +176,20 @@ class RunOpener:
     def _open(self) -> AnyRun:
         if self.plan.has_writers:  # before the first use of wandb in this process, which reading a setting is
             wandb_private.drop_inherited_service()
-        offline = self._is_primary_offline()
+        offline, is_secondary = False, self.plan.has_writers and not self.plan.primary
+        if is_secondary and self.job_store is not None and requested.mode(self.arguments) == "online":
+            within = self.job_store.wait_get(opening_key(self.plan), "its primary")
+            published = self.job_store.wait_get(run_key(self.plan), "its primary", float(within))
+            if published.get("refused"):
+                raise ConfigurationError(
+                    f"Rank {self.topology.global_rank} opens no run, because W&B's server refused that of its primary: "
+                    f"{published['error']}. Correct the argument of init that this concerns."
+                )
+            if "error" in published:
+                raise UnavailableError(f"its primary could not open the run: {published['error']}")
+            offline = published["offline"]
         self._publish_start()
-        for number in range(_RETRIES if self.plan.has_writers and not self.plan.primary else 0):
+        for number in range(_RETRIES if is_secondary else 0):
             try:
                 return self.attempt(offline=offline)
             except UnavailableError as error:
@@ -222,7 +232,7 @@ class RunOpener:
         _choose_directory(arguments, topology, is_own=is_job and (plan.own_directory or plan.attaches))
         client_settings.check_workspace()
         if plan.announces:
-            warn_of_workspace(arguments)
+            requested.warn_of_workspace(arguments)
         is_quiet = plan.is_one_of_several and not plan.announces
         with wandb_private.with_warnings_alone(self.arguments, on=is_quiet), sweeps.planned(arguments, plan) as planned:
             run = _init(planned)
@@ -242,23 +252,6 @@ class RunOpener:
             wandb_private.tear_down_service()
         else:
             wandb_private.detach_service()
-
-    def _is_primary_offline(self) -> bool:
-        """Whether this rank, which is to be online, follows a primary whose run is on disk. Waits for the primary."""
-        if not self.plan.has_writers or self.plan.primary or self.job_store is None:
-            return False
-        if requested.mode(self.arguments) != "online":
-            return False
-        within = self.job_store.wait_get(opening_key(self.plan), "its primary")
-        published = self.job_store.wait_get(run_key(self.plan), "its primary", float(within))
-        if published.get("refused"):
-            raise ConfigurationError(
-                f"Rank {self.topology.global_rank} opens no run, because W&B's server refused that of its primary: "
-                f"{published['error']}. Correct the argument of init that this concerns."
-            )
-        if "error" in published:
-            raise UnavailableError(f"its primary could not open the run: {published['error']}")
-        return bool(published["offline"])
 
     def _publish_start(self) -> None:
         if self.job_store is not None and self.plan.announces and self.plan.opens_run:

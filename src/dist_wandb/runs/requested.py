@@ -11,11 +11,20 @@ import inspect
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from dist_wandb.errors import ConfigurationError, suggest
-from dist_wandb.runs.client_settings import client_settings, hidden_values, users_values, workspace_values
+from dist_wandb.notices import Notices, warn
+from dist_wandb.runs.client_settings import (
+    client_settings,
+    destination,
+    hidden_values,
+    users_values,
+    workspace_settings,
+    workspace_values,
+)
 from dist_wandb.settings.config_values import plain
 from dist_wandb.settings.options import LIMIT_NAMES, OPTION_NAMES
 
@@ -26,6 +35,9 @@ if TYPE_CHECKING:
 _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
 _LONGEST_ID = 128  # characters. W&B documents this limit only for names
 _LONGEST_ID_IN_BYTES = 192  # W&B puts the id into file names, which may have 255 bytes
+# Settings that can expose the key on its way to the right server.
+_TRANSPORT_SETTINGS = ("insecure_disable_ssl", "http_proxy", "https_proxy", "x_extra_http_headers")
+_notices = Notices()
 _SHOWN_OF_AN_ORIGIN = 200
 # W&B's setting and environment variable by argument, where they are not named like it.
 _SETTINGS = {
@@ -240,20 +252,11 @@ def continues(init_arguments: Mapping[str, Any]) -> bool:
     return resume(init_arguments) in ("allow", "must", "auto")
 
 
-def rewinds(init_arguments: Mapping[str, Any]) -> bool:
-    """Return whether the user asks W&B to rewind or fork a run, which excludes `resume`."""
-    return _branch_point(init_arguments) is not None
-
-
 def first_step(init_arguments: Mapping[str, Any]) -> int:
     """Return W&B's first step after the point at which the user asks to rewind or fork a run; 0 for neither."""
-    point = _branch_point(init_arguments)  # "RUN?_step=5", or an object of wandb
-    step = str(getattr(point, "value", point)).rpartition("=")[2]
-    return 0 if point is None else int(float(step)) + 1
-
-
-def _branch_point(init_arguments: Mapping[str, Any]) -> Any:
-    return next(filter(None, (in_code(init_arguments, name) for name in ("resume_from", "fork_from"))), None)
+    found = (in_code(init_arguments, name) for name in ("resume_from", "fork_from"))
+    point = next(filter(None, found), None)  # "RUN?_step=5", or an object of wandb
+    return 0 if point is None else int(float(str(getattr(point, "value", point)).rpartition("=")[2])) + 1
 
 
 def naming(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,6 +317,32 @@ def _value_and_origin(init_arguments: Mapping[str, Any], name: str) -> tuple[Any
     if given is None and re.match(rf"\d+-{os.getpid()}-", os.environ.get("WANDB_SERVICE", "")):  # wandb is set up here
         return getattr(client_settings(), name, None), "wandb.setup"
     return given, origin
+
+
+def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
+    """Warn once if only the current directory's settings decide who gets the API key: a stolen one stays stolen."""
+    paths = [path for path in workspace_settings() if path.exists()]
+    if not paths:
+        return
+    found = []
+    with suppress(ConfigurationError):  # wandb.init raises it
+        if mode(init_arguments) != "online":
+            return
+        if in_settings(init_arguments, "base_url") is None:
+            server = destination()
+            if server.refusal and server.source in map(str, paths):
+                found.append(f"base_url ({server.shown})")
+        for name in _TRANSPORT_SETTINGS:
+            is_set = in_settings(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ
+            if not is_set and set(workspace_values(name).values()) - set(users_values(name).values()):
+                found.append(name)
+    if found and _notices.is_first("workspace"):
+        warn(
+            f"{' and '.join(found)} of {' and '.join(map(str, paths))} decides where your runs and your API key go, "
+            "and your own settings do not name it. If that file is not yours, end the job and create a new key. If it "
+            "is, set the same value in the environment (WANDB_BASE_URL) or in your own settings file, and this warning "
+            "will not appear again."
+        )
 
 
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:

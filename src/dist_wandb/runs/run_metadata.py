@@ -123,17 +123,20 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline: bool) -> dict[str, Any]:
     """Return the metadata of a run that is not open yet, as far as the arguments of `wandb.init` determine it."""
-    about: dict[str, Any] = dict.fromkeys(METADATA)
-    about.update({name: requested.text(arguments, name) for name in ("name", "project", "entity", "group")})
-    about.update({name: arguments.get(name) for name in ("job_type", "notes")})
+    texts = {name: requested.text(arguments, name) for name in ("entity", "project", "name", "group")}
     mode = "offline" if is_offline else requested.mode_if_given(arguments)
-    path = [part for part in (about["entity"], about["project"], run_id) if part]
-    about.update(id=run_id, path="/".join(path), tags=tuple(arguments.get("tags") or ()), resumed=False)
     return {
-        **about,
+        **dict.fromkeys(METADATA),
+        **{name: arguments.get(name) for name in ("job_type", "notes")},
+        **texts,
+        "id": run_id,
+        "path": "/".join(filter(None, (texts["entity"], texts["project"], run_id))),
+        "tags": tuple(arguments.get("tags") or ()),
         "dir": str(requested.wandb_directory(arguments)),
         "offline": mode == "offline",
         "disabled": mode == "disabled",
+        "resumed": False,
+        "starting_step": 0,
     }
 
 

@@ -19,17 +19,15 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial, reduce
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dist_wandb.payloads.devices import PLAIN, Later, LaterValue, known
 from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import interception, wandb_private
-from dist_wandb.runs.null_run import AnyRun, NullRun, NullSummary
+from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.wandb_media import shown_values
 from dist_wandb.settings.reduction import Definitions
 
@@ -93,92 +91,19 @@ def _with(found: dict[str, Any], value: Any) -> dict[str, Any]:
     }
 
 
-class LastLogged:
-    """What reads of the summary find: what this rank logged last under each name, until the row of that call has ended.
+class _OpenRow:
+    """The names of the row that has not ended, and where it lies."""
 
-    The user's threads add calls, and one other thread ends their rows. No thread waits for another one: a fork could
-    have left a lock held. So a value is taken out of its own call, which a later call may have replaced meanwhile.
-    """
+    def __init__(self) -> None:
+        self.x: int | None = None
+        self._names: dict[str, None] = {}
 
-    def __init__(self, axis: str | None) -> None:
-        self.paths: Paths = {}  # of the names that are nested in the run
-        self.stand_in: NullSummary | None = None  # of a rank without a run: answers instead
-        self._calls: dict[str, _Call] = {}  # the last call of each name
-        self.definitions = Definitions(axis)
-        self._statistics: dict[str, Statistics] = {}  # of names whose summary is not the last value
-
-    def define(self, name: str, given: Mapping[str, Any], since: int = 0) -> None:
-        self.definitions = self.definitions.followed_by(name, given, since)  # another thread reads it
-        for one, statistics in self._statistics.items():
-            statistics.shown = self.definitions.summary_of(one)
-
-    def show(self, row: Mapping[str, Any], x: int | None) -> None:
-        """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
-        defined = dict[str, Statistics]()
-        for name in row if self.definitions.given else ():
-            if shown := self.definitions.summary_of(name):
-                defined[name] = self._statistics.setdefault(name, Statistics(shown))
-                defined[name].add(row[name])
-        if self.stand_in is not None:
-            self.stand_in.show(row, self.paths, defined)
-        else:
-            self._calls.update(dict.fromkeys(row, _Call(x, dict(row))))
-
-    def replace(self, row: Mapping[str, Any], x: int | None) -> None:
-        """Answer with the numbers of all ranks in a row that has not ended."""
-        for name, value in row.items():
-            call = self._calls.get(name)
-            if call is not None and call.x == x and name in call.row:
-                call.row[name] = value
-
-    def forget(self, path: tuple[str, ...]) -> None:
-        """Leave a value, and all within it, to wandb."""
-        for name, call in self._calls.copy().items():
-            if self.paths.get(name, (name,))[: len(path)] == path:
-                call.row.pop(name, None)
-
-    def hide(self, names: Iterable[str], places: Collection[int | None]) -> None:
-        """Leave the names of rows that have ended, at these positions, to wandb."""
-        for name in names:
-            call = self._calls.get(name)
-            if call is not None and call.x in places:
-                call.row.pop(name, None)
-
-    def read(self, read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the summary, of which `read` returns what wandb's own process has."""
-        logged = {name: call.row.get(name, _OVER) for name, call in self._calls.copy().items()}
-        last = {name: value for name, value in logged.items() if value is not _OVER}
-        found = {name: value for name, one in self._statistics.items() if name in last and (value := one.value())}
-        shown = self.definitions.summary_of
-        plain = {name: value for name, value in last.items() if name not in self._statistics or not shown(name)}
-        return nested(known({**shown_values(plain), **found}), self.paths, read())
-
-
-class _Newest:
-    """The newest plain value of each name, by the order of the calls, if rows are not written in it."""
-
-    def __init__(self, axis: str | None) -> None:
-        self._axis = axis  # the name under which the run has the positions of rows
-        self._values: dict[str, tuple[int, Any]] = {}  # serial of its newest row, value there; `None`: media, say
-        self._older: dict[str, None] = {}  # names of the open row that have newer values
-        self._x: int | None = None  # its position
-
-    def add(
-        self, row: Mapping[str, Any], x: int | None, serial: int, joined: Mapping[str, int], *, is_open: bool
-    ) -> dict[str, Any]:
-        """Add a row that was written; return the newest values of what rows that have ended now have replaced."""
-        values = row if x is None or self._axis is None else {self._axis: x, **row}
-        older, before, last = dict[str, None](), self._older, min(joined.values(), default=serial)
-        for name, value in values.items():
-            if name in self._values and self._values[name][0] > joined.get(name, last):
-                older[name] = None
-            else:
-                self._values[name] = serial, value if type(value) in PLAIN else None
-        if x == self._x:  # it continues the open row
-            older, before = {**before, **older}, {}
-        self._older, self._x = (older if is_open else {}), x
-        ended = before if is_open else {**before, **older}
-        return {name: self._values[name][1] for name in ended} if ended else {}
+    def add(self, names: Iterable[str], x: int | None, *, is_open: bool) -> dict[str, None]:
+        """Add names of a row, which continues the open one if that lies there; return those whose row has ended."""
+        before, given, continues = self._names, dict.fromkeys(names), x == self.x
+        names = {**before, **given}
+        self._names, self.x = ({} if not is_open else names if continues else given), x
+        return names if not is_open else {} if continues else before
 
 
 class _Corrected:
@@ -207,87 +132,123 @@ class SummaryWrites:
     """The user's last writes into the summary: the user's threads add them, another one writes them again.
 
     So are the values of newer rows, if an older one is written after them: it waited for some rank, or corrects itself.
+
+    Reads find what this rank logged last under each name, until the row of that call has ended. The user's threads add
+    calls, and one other thread ends their rows. No thread waits for another one: a fork could have left a lock held. So
+    a value is taken out of its own call, which a later call may have replaced meanwhile.
     """
 
     def __init__(self, axis: str | None = None) -> None:
+        self._axis = axis  # the name under which the run has the positions of rows
+        self.paths: Paths = {}  # of the names that are nested in the run
+        self.definitions = Definitions(axis)
         # Of writes so far, and of actions that were put off. A call of `log` with this number follows all of them.
         self.count: int = 0
         self._numbers = itertools.count(1)
         # By the first name of their paths; only the user's threads change it.
         self._writes: dict[str, tuple[_Write, ...]] = {}
         self._replaced: dict[str, int] = {}  # by name: the number of the last write that a later row has replaced
-        self._open: dict[str, None] = {}  # the names of the row that has not ended
-        self._x: int | None = None  # its position
-        self._newest = _Newest(axis)
+        self._open = _OpenRow()
+        # The newest plain value of each name, by the order of the calls, if rows are not written in it: with the serial
+        # of its newest row; `None`: media, say.
+        self._newest: dict[str, tuple[int, Any]] = {}
+        self._older = _OpenRow()  # names of the open row that have newer values
         self._corrected: dict[str, _Corrected] = {}  # of the names whose summary is defined
         self._counted_later: dict[str, None] = {}  # those in the open row, which W&B counts when it ends
         self._restoring: int | None = None  # the thread that writes newer values
-        self.logged: LastLogged = LastLogged(axis)
-        self._actions: deque[tuple[int, Callable[[], Any]]] = deque()
-        # What was done last with a stand-in, by name: for the run, if this rank becomes the one that writes it.
-        self._aside: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
+        # By number, or by what they set: on a rank without a run, they are for the run that this rank may open yet.
+        self._actions: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
+        self._run: AnyRun | None = None
         self._write: Callable[[Any], None] | None = None
-        self._summary: Any = None
+        self._calls: dict[str, _Call] = {}  # the last call of each name
+        self._statistics: dict[str, Statistics] = {}  # of names whose summary is not the last value
 
     def follow(self, run: AnyRun) -> list[Callable[[], None]]:
         """Note each write into the summary of a run from now on; return functions that end this."""
-        self.logged.stand_in = run.summary if isinstance(run, NullRun) else None
+        self._run = run
         if isinstance(run, NullRun):
-            run.summary.note_by(lambda name, value: self.set_aside(name, lambda run: run.summary.update({name: value})))
+            run.summary.note_by(lambda name, value: self.put_off(lambda run: run.summary.update({name: value}), name))
             return []
-        summary = wandb_private.summary_of(run)
-        if summary is None:
+        summary: Any = getattr(run, "summary", None)
+        written, read = wandb_private.SUMMARY_WRITTEN, wandb_private.SUMMARY_READ
+        handlers: dict[str, interception.Handler] = {written: self._note, read: self._read}
+        attributes = getattr(summary, "__dict__", {})  # other ways would ask wandb's process for a value
+        known = [name for name in handlers if callable(attributes.get(name))]
+        if written not in known:
             return []
-        end_notes = interception.intercept(summary, wandb_private.SUMMARY_WRITTEN, self._note)
         if self._write is not None:  # it has the rows of the lost run, but not these writes
-            self._actions.appendleft((0, lambda: self._write_again(self._writes.copy(), 0)))
-        self._write = interception.original(summary, wandb_private.SUMMARY_WRITTEN)
-        self._summary = summary
-        if wandb_private.SUMMARY_READ not in vars(summary):
-            return [end_notes]
-        return [end_notes, interception.intercept(summary, wandb_private.SUMMARY_READ, self.logged.read)]
+            self._actions[0] = 0, lambda _: self._write_again(self._writes.copy(), 0)
+        undo = [interception.intercept(summary, name, handlers[name]) for name in known]
+        self._write = interception.original(summary, written)
+        return undo
 
-    def put_off(self, action: Callable[[], Any]) -> None:
-        """Carry out an action after the rows of the calls before it, and before those of the calls after it."""
-        number = next(self._numbers)
-        self._actions.append((number, action))
-        self.count = number
+    def define(self, name: str, given: Mapping[str, Any]) -> None:
+        self.definitions = self.definitions.followed_by(name, given, self.count)  # another thread reads it
+        for one, statistics in self._statistics.items():
+            statistics.shown = self.definitions.summary_of(one)
 
-    def set_aside(self, key: Any, action: Callable[[AnyRun], Any]) -> None:
+    def show(self, row: Mapping[str, Any], x: int | None) -> None:
+        """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
+        defined = dict[str, Statistics]()
+        for name in row if self.definitions.given else ():
+            if shown := self.definitions.summary_of(name):
+                defined[name] = self._statistics.setdefault(name, Statistics(shown))
+                defined[name].add(row[name])
+        if isinstance(self._run, NullRun):
+            self._run.summary.show(row, self.paths, defined)
+        else:
+            self._calls.update(dict.fromkeys(row, _Call(x, dict(row))))
+
+    def _read(self, read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the summary, of which `read` returns what wandb's own process has."""
+        logged = {name: call.row.get(name, _OVER) for name, call in self._calls.copy().items()}
+        last = {name: value for name, value in logged.items() if value is not _OVER}
+        found = {name: value for name, one in self._statistics.items() if name in last and (value := one.value())}
+        shown = self.definitions.summary_of
+        plain = {name: value for name, value in last.items() if name not in self._statistics or not shown(name)}
+        return nested(known({**shown_values(plain), **found}), self.paths, read())
+
+    def put_off(self, action: Callable[[AnyRun], Any], key: Any = None) -> None:
+        """Carry out an action after the rows of the calls before it, and before those of the calls after it.
+
+        It replaces the last one with this key.
+        """
         number = next(self._numbers)
-        self._aside[key] = number, action
+        self._actions.pop(key, None)
+        self._actions[number if key is None else key] = number, action
         self.count = number
 
     def continue_from(self, former: SummaryWrites, run: AnyRun) -> None:
-        """Do with a run what was set aside for it, at the same place among the rows, which are yet to be written."""
-        self.logged.paths.update(former.logged.paths)
-        for number, action in sorted(former._aside.values(), key=itemgetter(0)):
+        """Do with a run what was put off on a rank without one, at the same place among the rows, yet to be written."""
+        self.paths.update(former.paths)
+        for number, action in former._actions.copy().values():
             self._numbers = itertools.count(number)
             self._do(partial(action, run))
         self._numbers, self.count = itertools.count(former.count + 1), former.count
 
     def act(self, follows: float | None) -> None:
         """Carry out the actions before a row; see `keep` for `follows`."""
-        while self._actions and self._actions[0][0] <= (follows or 0):
-            with suppress(IndexError):  # another thread was faster
-                _, action = self._actions.popleft()
-                self._do(action)
+        for key, (number, action) in self._actions.copy().items() if self._actions else ():
+            if self._run and number <= (follows or 0) and self._actions.pop(key, None) is not None:
+                self._do(partial(action, self._run))
 
     def _note(self, write: Callable[[Any], None], record: Any) -> None:
         if self._restoring == threading.get_ident():
             for item in record.update:
-                item.key = self.logged.paths.get(item.key[0], item.key)
+                item.key = self.paths.get(item.key[0], item.key)
             write(record)
             return
         number = next(self._numbers)
         for kind in ("update", "remove"):
             for item in getattr(record, kind):
-                name, path = item.key[0], tuple(item.key)
+                first, path = item.key[0], tuple(item.key)
                 one = copy(record)
                 one.update, one.remove = ([item], []) if kind == "update" else ([], [item])
-                others = [other for other in self._writes.get(name, ()) if other.path[: len(path)] != path]
-                self._writes[name] = (*others, _Write(number, path, one))
-                self.logged.forget(path)
+                others = [other for other in self._writes.get(first, ()) if other.path[: len(path)] != path]
+                self._writes[first] = (*others, _Write(number, path, one))
+                for name, call in self._calls.copy().items():  # wandb has the value now, and all within it
+                    if self.paths.get(name, (name,))[: len(path)] == path:
+                        call.row.pop(name, None)
         self.count = number
         write(record)  # last: a row that is written before this has no effect, and one that is written later finds it
 
@@ -311,8 +272,8 @@ class SummaryWrites:
         of the last calls for its names, before which no other row is newer.
         """
         if serial is not None:
-            shown = self.logged.definitions.summary_of
-            newest = self._newest.add(row, x, serial, joined or {}, is_open=is_open)
+            older = self._older.add(self._outdated(row, x, serial, joined or {}), x, is_open=is_open)
+            newest, shown = {name: self._newest[name][1] for name in older}, self.definitions.summary_of
             plain = {name: value for name, value in newest.items() if value is not None and not shown(name)}
             self._restore({**plain, **self._right(row, serial, is_open=is_open, corrects=corrects)})
         if corrects:
@@ -320,20 +281,32 @@ class SummaryWrites:
         elif follows is None:
             self._replaced.update((name, self.count) for name in self._first(row) if name in self._writes)
         else:
-            before, names = self._open, dict.fromkeys((*self._open, *row))
-            continues, places, self._x = x == self._x, (x, self._x), x
-            self._open = {} if not is_open else names if continues else dict.fromkeys(row)
-            ended = names if not is_open else {} if continues else before
-            self.logged.hide(ended, places)
-            if is_open:
-                self.logged.replace(row, x)
+            places = x, self._open.x
+            ended = self._open.add(row, x, is_open=is_open)
+            for name in ended:  # they are left to wandb
+                if (call := self._calls.get(name)) is not None and call.x in places:
+                    call.row.pop(name, None)
+            for name, value in row.items() if is_open else ():  # the numbers of all ranks
+                if (call := self._calls.get(name)) is not None and call.x == x and name in call.row:
+                    call.row[name] = value
             if self._writes:
                 self._write_again(self._first(ended), follows)
 
+    def _outdated(self, row: Mapping[str, Any], x: int | None, serial: int, joined: Mapping[str, int]) -> list[str]:
+        """Return the names of a row that have newer values; keep the other values of it."""
+        values = row if x is None or self._axis is None else {self._axis: x, **row}
+        outdated, last = list[str](), min(joined.values(), default=serial)
+        for name, value in values.items():
+            if name in self._newest and self._newest[name][0] > joined.get(name, last):
+                outdated.append(name)
+            else:
+                self._newest[name] = serial, value if type(value) in PLAIN else None
+        return outdated
+
     def _right(self, row: Mapping[str, Any], serial: int, *, is_open: bool, corrects: bool) -> dict[str, Any]:
         """Return the summaries of a row's names that W&B has computed from numbers that were corrected."""
-        shown, numbered = self.logged.definitions.summary_of, dict[str, None](self._counted_later)
-        for name, value in row.items() if self.logged.definitions.given else ():
+        shown, numbered = self.definitions.summary_of, dict[str, None](self._counted_later)
+        for name, value in row.items() if self.definitions.given else ():
             if shown(name) and isinstance(value, (int, float)):
                 self._corrected.setdefault(name, _Corrected()).add(value, serial, corrects=corrects)
                 numbered[name] = None
@@ -343,17 +316,17 @@ class SummaryWrites:
 
     def _restore(self, values: Mapping[str, Any]) -> None:
         """Write values in place of those that a row has just left in the summary."""
-        if values and self._summary is not None:
+        if values and self._run is not None and self._write is not None:
             self._restoring = threading.get_ident()
             try:
-                self._do(partial(self._summary.update, values))
+                self._do(partial(self._run.summary.update, dict(values)))
             finally:
                 self._restoring = None
             self._write_again(self._first(values), 0)
 
     def _first(self, names: Iterable[str]) -> Iterable[str]:
         """Return the first names of the paths of a row's names."""
-        return dict.fromkeys([self.logged.paths.get(name, (name,))[0] for name in names]) if self._writes else ()
+        return dict.fromkeys([self.paths.get(name, (name,))[0] for name in names]) if self._writes else ()
 
     def _write_again(self, names: Iterable[str], follows: int) -> None:
         for name in names:

@@ -10,7 +10,9 @@ import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from numbers import Number
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,27 +53,18 @@ def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
     """Return a W&B table, also if cells of one column have different types."""
     import wandb
 
-    typical = _typical_rows(data)  # wandb infers the types of columns row by row, which is slow
+    # wandb infers the types of columns row by row, which is slow. So it gets a row for each combination of plain types.
+    typical: dict[tuple[Any, ...], list[Any]] = {}
+    for row in data:
+        kinds = [None if type(cell) is float and math.isnan(cell) else type(cell) for cell in row]
+        typical.setdefault(tuple(kinds), row)
+    rows = list(typical.values()) if _PLAIN_TYPES.issuperset(chain(*typical)) else data
     try:
-        found = wandb.Table(columns=columns, data=typical)
+        found = wandb.Table(columns=columns, data=rows)
     except TypeError:
-        found = wandb.Table(columns=columns, data=typical, allow_mixed_types=True)
+        found = wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
     found.data = data
     return found
-
-
-def _typical_rows(data: list[list[Any]]) -> list[list[Any]]:
-    """Return rows with all cell types of each column; all rows if the type of any cell is not plain."""
-    seen: set[tuple[Any, ...]] = set()
-    typical = []
-    for row in data:
-        kinds = tuple([None if type(cell) is float and math.isnan(cell) else type(cell) for cell in row])
-        if kinds not in seen:
-            if not _PLAIN_TYPES.issuperset(kinds):
-                return data
-            seen.add(kinds)
-            typical.append(row)
-    return typical
 
 
 def is_media(value: object) -> bool:
@@ -85,14 +78,12 @@ def _package(value: object) -> str:
     return name.partition(".")[0]
 
 
+@dataclass(frozen=True)
 class AsLogged:
     """What W&B stores of a value, taken when it was logged."""
 
-    __slots__ = ("name", "value")
-
-    def __init__(self, value: Any, name: str | None = None) -> None:
-        self.value: Any = value
-        self.name: str | None = name  # under which it is stored; `None`: that of the value
+    value: Any
+    name: str | None = None  # under which it is stored; `None`: that of the value
 
 
 def may_change(value: object, depth: int = DEEPEST) -> bool:

@@ -11,28 +11,25 @@ import errno
 import json
 import os
 import pickle
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 from dist_wandb.notices import warn
-from dist_wandb.runs.client_settings import one_line
-from dist_wandb.runs.interception import intercept, original
+from dist_wandb.runs.client_settings import inherits_service, one_line
+from dist_wandb.runs.interception import intercept, intercept_all, original
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.requested import in_settings
 from dist_wandb.settings.config_values import decoded, encoded, given_values
 
-_T = TypeVar("_T")
-
 _LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 FINISH = "_finish"  # the method of a run that all ways of finishing it call
 LOG = "_log"  # the method of a run that `log` calls, and the hooks of `watch`
-SUMMARY_WRITTEN = "_update_callback"  # what `summary_of` calls with a record of each write
+SUMMARY_WRITTEN = "_update_callback"  # what a run's summary calls with a record of each write
 SUMMARY_READ = "_get_current_summary_callback"  # what it calls for each read; returns the values by name
 _WATCHED = ("gradients/", "parameters/")  # how the names of histograms begin
 _STEP_ASKED = "deliver_history_step"  # the method of a run's interface that `run.step` calls
@@ -64,13 +61,6 @@ def drop_inherited_service() -> None:
         del os.environ["WANDB_SERVICE"]
 
 
-def inherits_service() -> bool:
-    """Return whether `WANDB_SERVICE` names the wandb process of another process."""
-    # The service writes the process id of its owner into the variable.
-    owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
-    return owner is not None and int(owner[1]) != os.getpid()
-
-
 def is_loss_of_service(error: Exception) -> bool:
     """Return whether a lost wandb process raises such errors; values' own code may, too: see `has_lost_service`."""
     if isinstance(error, OSError):  # older versions: BrokenPipeError; newer ones: ConnectionResetError
@@ -92,8 +82,9 @@ def has_lost_service(run: AnyRun, error: Exception) -> bool:
     return False
 
 
-def with_media_directory(write: Callable[[], _T]) -> _T:
-    """Call `write` while wandb's directory for files of tables and other media exists.
+@contextmanager
+def media_directory() -> Iterator[None]:
+    """Let wandb's directory for files of tables and other media exist inside the block.
 
     Ended forks remove it, as do programs that clean up temporary files. wandb notices after it has stored a table.
     """
@@ -102,7 +93,7 @@ def with_media_directory(write: Callable[[], _T]) -> _T:
         with suppress(OSError):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        return write()
+        yield
     finally:
         if is_missing and not threading.main_thread().is_alive():  # at its end the process has removed it
             with suppress(OSError):
@@ -213,13 +204,6 @@ def is_finished(run: AnyRun) -> bool:
     return bool(run) and bool(getattr(run, "_is_finished", False))
 
 
-def summary_of(run: AnyRun) -> object | None:
-    """Return the object that calls its `SUMMARY_WRITTEN` with each write into a run's summary, if there is one."""
-    summary = getattr(run, "summary", None)
-    calls = getattr(summary, "__dict__", {}).get(SUMMARY_WRITTEN)  # other ways would ask wandb's process for the value
-    return summary if callable(calls) else None
-
-
 def summary_before(run: AnyRun) -> dict[str, Any]:
     """Return the numbers and texts, also nested ones, in the summary of a run that was resumed; nothing of others."""
 
@@ -293,11 +277,8 @@ def adapt(run: Any, step: Callable[[], int]) -> list[Callable[[], None]]:
     answer = SimpleNamespace(wait_or=lambda **_: SimpleNamespace(step=step()))
     interface = getattr(run, "_interface", None)  # older versions count steps themselves; there, it remains W&B's
     watched = getattr(run, "_torch", None) if "torch" in sys.modules else None  # it would import torch
-    handlers: list[tuple[Any, str, Callable[..., Any]]] = [
-        *((run, _LOG_ARTIFACT, log), (run, _API, api), (run, _TELEMETRY, report)),
-        *((interface, _STEP_ASKED, lambda _: answer), (watched, "log_tensor_stats", measure)),
-    ]
-    return [intercept(owner, name, handler) for owner, name, handler in handlers if hasattr(owner, name)]
+    of_run = (run, _LOG_ARTIFACT, log), (run, _API, api), (run, _TELEMETRY, report)
+    return intercept_all([*of_run, (interface, _STEP_ASKED, lambda _: answer), (watched, "log_tensor_stats", measure)])
 
 
 def is_wandbs(run: Any) -> bool:
@@ -340,7 +321,8 @@ def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, A
 
     ((found, value),) = run._serialize_custom_charts({name: value}).items()  # noqa: SLF001  # no public way
     key = key if found == name else found
-    made = val_to_json(run, key, value, namespace=step, ignore_copy_err=True)
+    with media_directory():
+        made = val_to_json(run, key, value, namespace=step, ignore_copy_err=True)
     return found, json.loads(util.json_dumps_safer_history(made))
 
 

@@ -101,7 +101,7 @@ class Intake:
         if type(metrics) is not dict or not self._names.issuperset(metrics):
             check_row(metrics, rank)
             self._names.update(metrics)
-        paths = self.own.summary.logged.paths
+        paths = self.own.summary.paths
         row = metrics if are_plain(metrics) else flattened(metrics, paths, rank)
         for value in () if row is metrics else row.values():
             if isinstance(value, Gathered):
@@ -272,7 +272,7 @@ class Intake:
         """Answer reads of the summary with a row; on a rank without a run, with the framework's x axis of it, too."""
         if not self.own.run and not self.own.has_our_axis and self.own.step_metric is not None and x is not None:
             values = {**values, self.own.step_metric: x}
-        self.own.summary.logged.show(values, x)
+        self.own.summary.show(values, x)
 
 
 def make_exchange(
@@ -292,7 +292,7 @@ def make_exchange(
     )
     if link.reduces:
         exchange = CollectiveExchange(link.unit, hooks, rows, options.limits)
-        exchange.rounds.side_data.paths = own.summary.logged.paths
+        exchange.rounds.side_data.paths = own.summary.paths
         return exchange
     if link.may_move and link.unit.index > 0 and link.store is not None:
         return WatchingExchange(link.unit, hooks, options.limits)

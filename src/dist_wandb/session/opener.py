@@ -29,9 +29,9 @@ from dist_wandb.job.launch import Launch, detected_launchers, doubts_of
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
+from dist_wandb.runs.definitions import STEP_METRIC, define_step_metric
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.opening import RunOpener, run_key
-from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
 from dist_wandb.session import inherited_rank, job_description, registry, restart
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import MOVED, JobLink, move
@@ -189,7 +189,7 @@ class SessionOpener:
                 warn(message, users_line())
         link = self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self.number is None)
         # Of several units, the trial, or the run to be rewound, may be another one's.
-        is_bound = link.unit.name and (sweeps.is_trial() or requested.rewinds(self._arguments))
+        is_bound = link.unit.name and (sweeps.is_trial() or requested.first_step(self._arguments))
         link.may_move = options.run_mode == "auto" and not is_bound
         link.report_opened()
 
@@ -255,7 +255,7 @@ class SessionOpener:
         plan = self._link.plan
         if not plan.shared or plan.primary or self._store is None:
             return restart.next_row(run, self._arguments, axis)
-        if not requested.continues(self._arguments) and not requested.rewinds(self._arguments):
+        if not requested.continues(self._arguments) and not requested.first_step(self._arguments):
             return 0
         try:
             return int(self._store.wait_get(run_key(plan), "its primary").get("first_row", 0))

@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList, is_first
-from dist_wandb.notices import warn
-from dist_wandb.runs import interception, replaceable_run, requested, run_metadata, wandb_private
+from dist_wandb.notices import Notices, warn
+from dist_wandb.runs import interception, requested, run_metadata, wandb_private, writer
+from dist_wandb.runs.definitions import STEP_METRIC, MetricDefiner
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.opening import RunOpener, run_key
 from dist_wandb.runs.summary import SummaryWrites
-from dist_wandb.runs.writer import STEP_METRIC, MetricDefiner, RunWriter
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask
@@ -61,7 +62,7 @@ class Alerts:
         self._connection = config_sync.connection
         self._list: SharedList | None = None  # once it is used
         self._given: Counter[tuple[str, str, str]] = Counter()  # by this rank: title, text and level, and how often
-        self._sent: set[tuple[str, str, str, int]] = set()  # by this primary
+        self._sent = Notices()  # by this primary
         self._published = 0.0  # as of the last `deliver`
 
     def deliver(self, published: float = math.inf) -> None:
@@ -76,24 +77,13 @@ class Alerts:
         except RendezvousError as error:
             _log.debug("dist_wandb: rank %d cannot read alerts: %s", self._link.topology.global_rank, error)
             return
-        for one in new:
-            if isinstance(one, dict) and isinstance(one.get("title"), str) and isinstance(one.get("number"), int):
-                self._send(one)
-
-    def _send(self, alert: dict[str, Any]) -> None:
-        title, text, level = (str(alert.get(name) or "") for name in ("title", "text", "level"))
-        if self._is_new((title, text, level, alert["number"])):
-            wait = alert.get("wait_duration")
-            arguments = {"level": level or None, "wait_duration": wait if isinstance(wait, (int, float)) else None}
-            try:
-                interception.original(self._run(), "alert")(title, text, **arguments)
-            except Exception as error:  # noqa: BLE001  # must not affect the training
-                warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
-
-    def _is_new(self, alert: tuple[str, str, str, int]) -> bool:
-        is_new = alert not in self._sent
-        self._sent.add(alert)
-        return is_new
+        for (title, text, level), number, wait in new:
+            if self._sent.is_first((title, text, level, number)):
+                try:
+                    send = interception.original(self._run(), "alert")
+                    send(title, text, level=level or None, wait_duration=wait)
+                except Exception as error:  # noqa: BLE001  # must not affect the training
+                    warn(f"an alert of another rank could not be sent: {title!r}: {error!r}")
 
     def alert(self, send: Any, title: str, text: str, level: Any = None, wait_duration: Any = None) -> None:
         """Handle an alert of the script: `send` it, or leave it for the primary."""
@@ -102,26 +92,25 @@ class Alerts:
             raise ValueError("level must be one of 'INFO', 'WARN', or 'ERROR'")
         if wait_duration and not isinstance(wait_duration, (int, float, timedelta)):
             raise TypeError("wait_duration must be an int, float, or datetime.timedelta")
-        key = (str(title), str(text or ""), str(getattr(level, "value", level) or ""))
-        self._given[key] += 1
+        alert = str(title), str(text or ""), str(getattr(level, "value", level) or "")
+        self._given[alert] += 1
         if self._run():
-            if self._is_new((*key, self._given[key])):
+            if self._sent.is_first((*alert, self._given[alert])):
                 send(title, text, level, wait_duration)
             return
         wait = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
-        alert = dict(zip(("title", "text", "level"), key, strict=True), wait_duration=wait, number=self._given[key])
         try:
             shared = self._shared()
             if shared is not None:
-                shared.append(alert)
+                shared.append((alert, self._given[alert], wait))
                 self._connection.publications += 1
                 return
             problem: object = "this process has no store of the job, as before init_process_group and in a fork"
         except RendezvousError as error:
             problem = error
         warn(
-            f"the alert {key[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the run: "
-            f"{problem}."
+            f"the alert {alert[0]!r} of rank {self._link.topology.global_rank} did not reach the rank that has the "
+            f"run: {problem}."
         )
 
     def _shared(self) -> SharedList | None:
@@ -155,18 +144,18 @@ class OwnRun:
         self.takes_all: bool = is_disabled or (bool(opened) and getattr(opened, "disabled", None) is True)
         self.summary: SummaryWrites = SummaryWrites(self.step_metric)
         self.alerts: Alerts = Alerts(self.link, self.config_sync, lambda: self.run)
-        self._definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
-        link, rank, paths = self.link, self.link.topology.global_rank, self.summary.logged.paths
-        self._replaceable = replaceable_run.ReplaceableRun(opened, rank, self._reopen, paths, self._definer)
-        self.writer: RunWriter = RunWriter(self._replaceable, link.plan, self.step_metric, rank)
+        definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
+        link, rank, paths = self.link, self.link.topology.global_rank, self.summary.paths
+        self.writer: RunWriter = RunWriter(opened, link.plan, self.step_metric, rank, self._reopen, paths, definer)
+        self._notices = Notices()
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []
-        self.config_sync.own.replace_run = self._replaceable.replace
+        self.config_sync.own.replace_run = self.writer.replace
         self.config_sync.attach(opened, link.plan, link.unit.name)
 
     @property
     def run(self) -> AnyRun:
-        return self._replaceable.run
+        return self.writer.run
 
     @property
     def has_our_axis(self) -> bool:
@@ -180,7 +169,7 @@ class OwnRun:
             options.reductions,
             check_per_rank(options.per_rank),
             check_patterns("spread", options.spread),
-            partial(getattr, self.summary.logged, "definitions"),
+            partial(getattr, self.summary, "definitions"),
             self.summary.keep,
             self.summary.act,
             counts=self.has_our_axis,
@@ -233,15 +222,16 @@ class OwnRun:
             return define_metric(*[name] * (name is not None), *args, **kwargs)
         given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         its_own = partial(define_metric, name, **given)
-        action = its_own if self._definer is None else partial(self._definer.define, define_metric, name, given)
+        definer = self.writer.definer
+        action = its_own if definer is None else partial(definer.define, define_metric, name, given)
         is_possible, metric = wandb_private.checked_definition(run, its_own) if run and intake.rows else (False, None)
         if is_possible:
-            self.summary.put_off(action)
+            self.summary.put_off(lambda _: action())
         else:
             metric = action()  # first: wandb may refuse it
         if not run:
-            self.summary.set_aside(("define", name), lambda run: run.define_metric(name, **given))
-        self.summary.logged.define(name, given, self.summary.count)
+            self.summary.put_off(lambda run: run.define_metric(name, **given), ("define", name))
+        self.summary.define(name, given)
         return metric
 
     def restore(self) -> None:
@@ -257,7 +247,7 @@ class OwnRun:
         self.opener.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=self.first_row)
 
     def raise_asked_for(self) -> None:
-        error, self._replaceable.asked_for = self._replaceable.asked_for, None
+        error, self.writer.asked_for = self.writer.asked_for, None
         if error is not None:
             raise error
 
@@ -265,12 +255,12 @@ class OwnRun:
         """End the run; return whether data of it is lost."""
         if self._attached:
             with suppress(Exception):  # only this node's system metrics are lost
-                replaceable_run.finish(self._attached, exit_code)
-        with replaceable_run.quiet_finish(self.run, self.link.plan, self.opener.arguments):
-            problem = self._replaceable.finish(exit_code)
+                writer.finish(self._attached, exit_code)
+        with writer.quiet_finish(self.run, self.link.plan, self.opener.arguments):
+            problem = self.writer.finish(exit_code)
         if problem:
             warn(f"rank {self.link.topology.global_rank}: {problem}")
-        upload_hint = replaceable_run.upload_hint(self.run, self.link.plan, self.link.topology)
+        upload_hint = writer.upload_hint(self.run, self.link.plan, self.link.topology)
         if upload_hint is not None:
             print_line(upload_hint)  # instead of wandb's own hint
         plan, run = self.link.plan, self.run
@@ -287,8 +277,8 @@ class OwnRun:
         wandb_private.set_starting_step(run, run_metadata.starting_step(self.run))
         self.config_sync.attach(run, self.link.plan, self.link.unit.name)
         self._intercept(run)
-        if self._definer is not None and run:
-            self._definer.redefine(run)
+        if self.writer.definer is not None and run:
+            self.writer.definer.redefine(run)
         registry.process_end.register()  # so that it runs before the end of wandb's new process
         return run
 
@@ -303,7 +293,7 @@ class OwnRun:
         if self.takes_all:
             return {}
         if not run:
-            return {"alert": self.alerts.alert, **{name: self._reported(name) for name in (*_SAVING, *_FETCHING)}}
+            return {"alert": self.alerts.alert, **{name: partial(self._report, name) for name in _SAVING + _FETCHING}}
 
         def take(log_now: Any, data: Any, step: Any = None, commit: Any = None, **others: Any) -> None:
             if step is None and wandb_private.is_watched(data, commit):
@@ -314,27 +304,19 @@ class OwnRun:
         has_others = self.link.topology.world_size > 1 and self.link.plan.run_mode == "auto"
         return {**({"alert": self.alerts.alert} if has_others else {}), wandb_private.LOG: take}
 
-    def _reported(self, name: str) -> Callable[..., Any]:
-        """Return a handler that reports a call without effect, on the first rank of the unit that makes it."""
-        reported, topology = False, self.link.topology
-
-        def report(do_nothing: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            nonlocal reported
-            if not reported:
-                reported = True
-                rank, unit = topology.global_rank, self.link.unit
-                key = f"{run_key(self.link.plan)}/without a run/{name}"
-                primary = unit.ranks[0] if unit.is_member else topology.coordinator
-                if ask(self.link.store, lambda store: is_first(store, key), otherwise=True):
-                    warn(
-                        f"rank {rank} called {name}, which returns nothing there, because only rank {primary} has a "
-                        "run. Read it with wandb.Api().artifact(...), which every rank can, or on rank "
-                        f"{primary} only."
-                        if name in _FETCHING
-                        else f"rank {rank} called {name}, which saves nothing there, because only rank {primary} has a "
-                        "run. If each rank has files of its own, such as a part of a checkpoint, pass "
-                        f"run_mode='shared' to save those of all ranks. If not, call {name} on rank {primary} only."
-                    )
-            return do_nothing(*args, **kwargs)
-
-        return report
+    def _report(self, name: str, do_nothing: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Report a call without effect, on the first rank of the unit that makes it."""
+        if self._notices.is_first(name):
+            rank, unit = self.link.topology.global_rank, self.link.unit
+            key = f"{run_key(self.link.plan)}/without a run/{name}"
+            primary = unit.ranks[0] if unit.is_member else self.link.topology.coordinator
+            if ask(self.link.store, lambda store: is_first(store, key), otherwise=True):
+                warn(
+                    f"rank {rank} called {name}, which returns nothing there, because only rank {primary} has a run. "
+                    f"Read it with wandb.Api().artifact(...), which every rank can, or on rank {primary} only."
+                    if name in _FETCHING
+                    else f"rank {rank} called {name}, which saves nothing there, because only rank {primary} has a "
+                    "run. If each rank has files of its own, such as a part of a checkpoint, pass run_mode='shared' "
+                    f"to save those of all ranks. If not, call {name} on rank {primary} only."
+                )
+        return do_nothing(*args, **kwargs)

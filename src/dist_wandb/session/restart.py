@@ -165,7 +165,7 @@ class RestartStore:
 
     def find(self) -> Earlier | None:
         resume = requested.resume(self._arguments)
-        if resume == "never" or requested.rewinds(self._arguments):
+        if resume == "never" or requested.first_step(self._arguments):
             return None
         requested_id = requested.run_id(self._arguments)
         for earlier in self._candidates(asked_for=resume == "auto"):

@@ -20,7 +20,7 @@ from wandb_server import WandbServer
 from dist_wandb.cli import main
 from dist_wandb.cli.doctor import PACKAGES, ask, examine
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.runs import client_settings, current_server
+from dist_wandb.runs import client_settings, requested
 from dist_wandb.settings.plan import RunMode
 
 KEY = "0123456789" * 4
@@ -388,11 +388,11 @@ def test_directory_cannot_select_wandbs_own_server_for_users_of_another(set_vari
     settings(tmp_path / "settings", base_url=own)
     settings(tmp_path / "wandb" / "settings", base_url=default)
     set_variables(WANDB_API_KEY=KEY)
-    found = current_server.destination()
-    assert (found.source, found.takes_key) == (f"{tmp_path}/wandb/settings", False)
+    found = client_settings.destination()
+    assert (found.source, bool(found.refusal)) == (f"{tmp_path}/wandb/settings", True)
     (tmp_path / "settings").unlink()
     set_variables()
-    assert (current_server.destination().source, current_server.destination().takes_key) == ("W&B's default", True)
+    assert (client_settings.destination().source, client_settings.destination().refusal) == ("W&B's default", "")
 
 
 @pytest.mark.slow
@@ -408,14 +408,14 @@ def test_key_for_one_host_is_sent_there_but_a_key_for_any_host_is_not(set_variab
         place.write_text(f"{machine}\n  login user\n  password {KEY}\n")
         place.chmod(stat.S_IRUSR | stat.S_IWUSR)
         set_variables()
-        found = current_server.destination()
-        assert (found.source, found.takes_key) == (f"{tmp_path}/wandb/settings", takes_key)
+        found = client_settings.destination()
+        assert (found.source, not found.refusal) == (f"{tmp_path}/wandb/settings", takes_key)
     place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
     (tmp_path / "first").write_text(f"default\n  login user\n  password {KEY}\n")
     set_variables(NETRC=str(tmp_path / "first"))  # wandb then uses this key, for any host
-    assert not current_server.destination().takes_key
+    assert client_settings.destination().refusal
     set_variables(NETRC="", WANDB_API_KEY=KEY)  # wandb then uses this key, for any host
-    assert not current_server.destination().takes_key
+    assert client_settings.destination().refusal
 
 
 def test_key_is_not_sent_over_plain_http_to_other_hosts(set_variables: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -471,7 +471,7 @@ def test_settings_file_that_is_not_regular_or_too_large_is_an_error(
     assert error.startswith(
         f"{place}, which W&B reads its settings from, is not a regular file of at most 65536 bytes."
     )
-    for find in (current_server.destination, client_settings.default_entity, client_settings.check_workspace):
+    for find in (client_settings.destination, client_settings.client_settings, client_settings.check_workspace):
         with pytest.raises(ConfigurationError, match="is not a regular file"):
             find()
 
@@ -480,7 +480,7 @@ def warned_of_workspace(caplog: pytest.LogCaptureFixture, **arguments: Any) -> s
     """Return the warnings about the settings of the current directory at the start of an online run."""
     caplog.clear()
     for _ in range(2):  # the warning is given once
-        current_server.warn_of_workspace(arguments)
+        requested.warn_of_workspace(arguments)
     return "\n".join(record.getMessage() for record in caplog.records if record.name == "dist_wandb")
 
 

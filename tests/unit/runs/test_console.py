@@ -10,7 +10,7 @@ import wandb
 from opened_runs import FIRST, SECOND, SINGLE, opened_by
 
 from dist_wandb.job.topology import Topology
-from dist_wandb.runs import replaceable_run, wandb_private
+from dist_wandb.runs import wandb_private, writer
 from dist_wandb.settings.plan import plan_run
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -35,7 +35,7 @@ def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
     run = opened_by(plan, topology, arguments)
     run.log({"loss": 0.5})
     opening = capfd.readouterr().err
-    with replaceable_run.quiet_finish(run, plan, arguments):
+    with writer.quiet_finish(run, plan, arguments):
         wandb.termwarn("a warning")
         run.finish()
     ending = capfd.readouterr().err
@@ -45,7 +45,7 @@ def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
     assert ("wandb sync" in ending, "Run history" in ending) == (verbosity != "not set",) * 2
     assert ("offline" in opening) == (verbosity != "not set" or topology is FIRST)
     hint = f"dist_wandb: the run exp is on disk, in several files. Upload it with: dist-wandb sync {fresh_wandb}/wandb"
-    assert replaceable_run.upload_hint(run, plan, topology) == (hint if topology is FIRST else None)
+    assert writer.upload_hint(run, plan, topology) == (hint if topology is FIRST else None)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_silence_is_defined_as_by_wandb(monkeypatch: pytest.MonkeyPatch, value: 
 def test_only_runs_in_several_files_have_an_upload_hint() -> None:
     def line(run_mode: Any, topology: Topology = FIRST, **arguments: Any) -> str | None:
         plan = plan_run(topology, run_mode, "global", "exp")
-        return replaceable_run.upload_hint(opened_by(plan, topology, arguments), plan, topology)
+        return writer.upload_hint(opened_by(plan, topology, arguments), plan, topology)
 
     assert line("shared") is None  # it is on the server
     assert line("shared", mode="disabled") is None
@@ -78,7 +78,7 @@ def test_of_the_runs_of_all_ranks_wandb_prints_about_the_first(
     arguments: dict[str, Any] = {"mode": "offline", "dir": str(fresh_wandb)}
     plan = plan_run(topology, "new", "global", "exp")
     run = opened_by(plan, topology, arguments)
-    with replaceable_run.quiet_finish(run, plan, arguments):
+    with writer.quiet_finish(run, plan, arguments):
         wandb.termwarn("a warning")
         run.finish()
     printed = capfd.readouterr().err

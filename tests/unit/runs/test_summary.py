@@ -69,7 +69,7 @@ class Script:
         for row, follows in calls:
             self.writes.act(follows)
             axis = {} if self.axis is None or x is None else {self.axis: x}
-            self.values.update(nested({**row, **axis}, self.writes.logged.paths, self.values))
+            self.values.update(nested({**row, **axis}, self.writes.paths, self.values))
             self.writes.keep(row, follows, x, **{"is_open": False, **place})
 
 
@@ -108,9 +108,9 @@ def test_parts_of_a_value_are_written_again_in_their_order(script: Script) -> No
 
 
 def test_rows_and_writes_of_nested_values_are_kept_in_order(script: Script) -> None:
-    script.writes.logged.paths.update({"a.b": ("a", "b"), "a.c": ("a", "c")})
+    script.writes.paths.update({"a.b": ("a", "b"), "a.c": ("a", "c")})
     first = script.log(**{"a.b": 2, "a.c": 2})
-    script.writes.logged.show(first[0], 0)
+    script.writes.show(first[0], 0)
     assert dict(script.summary)["a"]["c"] == 2
     script.summary["a"]["b"] = 5
     assert dict(script.summary["a"]) == {"b": 5, "c": 2}
@@ -188,8 +188,8 @@ def test_an_error_of_wandb_is_the_users_but_not_that_of_a_row(script: Script) ->
 def test_newer_values_are_written_again_after_an_older_row() -> None:
     """Once that row has ended, unless the user has written something else meanwhile."""
     script = Script("global_step")
-    script.writes.logged.paths["a.b"] = "a", "b"
-    script.writes.logged.define("best", {"summary": "max"})
+    script.writes.paths["a.b"] = "a", "b"
+    script.writes.define("best", {"summary": "max"})
     newer = {"loss": 0.1, "a.b": 3, "best": 1, "lr": 0.5, "table": object()}
     script.write((newer, 0), x=3, serial=7)
     script.summary["lr"] = 0.25
@@ -214,7 +214,7 @@ def test_a_run_without_wandbs_summary_is_left_alone(run: Any) -> None:
 
 
 def test_reads_find_what_was_logged_or_written_last_until_its_row_has_ended(script: Script) -> None:
-    shown, calls = script.writes.logged.show, 3
+    shown, calls = script.writes.show, 3
     for step in range(calls):
         shown({"loss": float(step), f"own/{step}": 1}, step)
     assert script.summary["loss"] == calls - 1
@@ -229,20 +229,20 @@ def test_reads_find_what_was_logged_or_written_last_until_its_row_has_ended(scri
 
 def test_reads_lack_what_a_definition_keeps_out_of_the_summary() -> None:
     script = Script()
-    script.writes.logged.define("hidden", {"summary": "none"})
-    script.writes.logged.define("best", {"summary": "max"})
-    script.writes.logged.show({"hidden": 1.0, "best": "text", "loss": 2.0}, 0)
+    script.writes.define("hidden", {"summary": "none"})
+    script.writes.define("best", {"summary": "max"})
+    script.writes.show({"hidden": 1.0, "best": "text", "loss": 2.0}, 0)
     assert dict(script.summary) == {"loss": 2.0}
-    script.writes.logged.define("loss", {"summary": "max"})  # after it was logged: wandb's answer is not known here
+    script.writes.define("loss", {"summary": "max"})  # after it was logged: wandb's answer is not known here
     assert dict(script.summary) == {"loss": 2.0}
 
 
 def test_a_defined_summary_does_not_count_what_was_corrected() -> None:
     script = Script()
-    script.writes.logged.paths["val.acc"] = ("val", "acc")
-    script.writes.logged.define("loss", {"summary": "max,mean"})
-    script.writes.logged.define("val.acc", {"summary": "min"})
-    script.writes.logged.define("best", {"summary": "best,max"})
+    script.writes.paths["val.acc"] = ("val", "acc")
+    script.writes.define("loss", {"summary": "max,mean"})
+    script.writes.define("val.acc", {"summary": "min"})
+    script.writes.define("best", {"summary": "best,max"})
 
     def write(serial: int, row: dict[str, Any], wandbs: dict[str, Any], **place: Any) -> None:
         script.values.update(wandbs)  # what wandb's process makes of the row

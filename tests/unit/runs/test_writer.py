@@ -13,6 +13,7 @@ from opened_runs import FIRST, SECOND, opened
 
 from dist_wandb.job.topology import Topology
 from dist_wandb.runs import writer
+from dist_wandb.runs.definitions import define_step_metric
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
 
@@ -149,7 +150,7 @@ def test_a_thread_waits_for_another_only_for_a_limited_time(limit: Limit) -> Non
 
 def test_every_writer_defines_the_same_x_axis(fake_wandb: FakeWandb) -> None:
     for topology in (FIRST, SECOND):
-        writer.define_step_metric(opened(topology, "shared", {}), "global_step")
+        define_step_metric(opened(topology, "shared", {}), "global_step")
     assert [run.defined for run in fake_wandb.runs] == [
         [("global_step", {}), ("*", {"step_metric": "global_step", "step_sync": False})]
     ] * 2

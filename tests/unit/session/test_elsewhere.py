@@ -114,7 +114,7 @@ def test_what_ranks_without_a_run_save_is_reported_once(job: Job, name: str, cap
     sessions = job(THREE)
     for session in sessions[1:]:
         for _ in range(2):
-            assert not getattr(session, name)("part.pt")
+            assert not getattr(session, name)("part.pt", name="part")
     (message,) = [message for message in caplog.messages if " nothing there" in message]
     what = "returns" if name == "use_artifact" else "saves"
     assert message.startswith(f"dist_wandb: rank 1 called {name}, which {what} nothing there")

@@ -300,7 +300,7 @@ def test_finishing_the_run_keeps_the_limit_of_the_session(fake_wandb: FakeWandb,
 
 
 @pytest.mark.usefixtures("store")
-def test_of_two_open_runs_a_rank_without_a_run_ends_one() -> None:
+def test_of_two_open_runs_a_rank_without_a_run_ends_one(fake_wandb: FakeWandb) -> None:
     """Their ids are W&B's, so the rank does not know them by itself."""
     (_, first), (primary, second) = [[open_rank(rank, number=number) for rank in range(2)] for number in (1, 2)]
     first.finish()
@@ -308,4 +308,4 @@ def test_of_two_open_runs_a_rank_without_a_run_ends_one() -> None:
     primary.log({"loss": 1.0})
     second.finish()
     primary.finish()
-    assert primary.run.rows == [{"loss": 1.5, "global_step": 0}]
+    assert fake_wandb.runs[1].rows == [{"loss": 1.5, "global_step": 0}]

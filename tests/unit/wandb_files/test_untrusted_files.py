@@ -17,7 +17,7 @@ MODULES = sorted(
         "cli/report/*.py",
         "cli/uploads/*.py",
         "session/restart.py",
-        "runs/current_server.py",
+        "runs/client_settings.py",
         "lightning/launching.py",
     )
     for path in SOURCES.glob(pattern)

@@ -17,7 +17,7 @@ from dist_wandb.cli.uploads.execution import remember, upload
 from dist_wandb.cli.uploads.plan import Terms, UploadFile, UploadRun, plan_uploads
 from dist_wandb.cli.uploads.state import remove_left_copies
 from dist_wandb.errors import UploadError, visible
-from dist_wandb.runs.current_server import destination
+from dist_wandb.runs.client_settings import destination
 from dist_wandb.wandb_files.runs import runs_below
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
@@ -67,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if wanted:
         out.print(Text(f"to {visible(server.shown)} (from {visible(server.source)})", "dim"), soft_wrap=True)
     failed: list[UploadRun] = []
-    if wanted and not server.takes_key:
+    if wanted and server.refusal:
         out.print(Text.assemble(("✗ ", "red"), visible(server.refusal)), soft_wrap=True)
         failed = wanted
     elif not arguments.dry_run:

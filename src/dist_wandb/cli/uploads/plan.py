@@ -15,7 +15,7 @@ from stat import S_IFLNK, S_IFREG
 from dist_wandb.cli.uploads.contents import Entry, Rules, entries_below, link_in_words, violations
 from dist_wandb.cli.uploads.state import FileState, Lines, Sent, another_upload, read_log
 from dist_wandb.errors import ReadError, in_words
-from dist_wandb.runs.client_settings import artifact_staging, default_entity, own_entities
+from dist_wandb.runs.client_settings import artifact_staging, client_settings, own_entities
 from dist_wandb.wandb_files.debug_log import log_of
 from dist_wandb.wandb_files.finding import is_in_run_directory, path_order
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
@@ -115,7 +115,7 @@ def rules_of(file: UploadFile) -> Rules:
         file.run.directory,
         artifact_staging(),
         owners=own_entities(),
-        default=default_entity(),
+        default=client_settings().entity,
         owner=file.terms.entity,
         trust=file.terms.trust,
     )
@@ -333,5 +333,5 @@ def _planned(runs: Sequence[StoredRun], terms: Terms) -> UploadRun:
         refusals=(*problems_of_run(ordered), *own),
         notes=(*notes_on(files), *(note for file, entries in beside for note in left_out(file, entries))),
         dangers=tuple(reason for file, entries in beside for reason in dangers_of(file, entries)),
-        entity=planned.entity or default_entity(),
+        entity=planned.entity or client_settings().entity,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dist_wandb.runs.client_settings import without_password
-from dist_wandb.runs.current_server import Destination, is_address, is_loopback, is_same_server, refusal_of
+from dist_wandb.runs import client_settings
+from dist_wandb.runs.client_settings import Destination, is_address, is_loopback, is_same_server, refusal_of
 
 
 @pytest.mark.parametrize("is_named", [True, False])
@@ -58,5 +58,6 @@ def test_addresses_of_this_host() -> None:
 
 def test_passwords_are_in_no_output() -> None:
     url = "https://joe:secret@wandb.example:8443/x"
-    assert without_password(url) == "https://wandb.example:8443/x"
-    assert "secret" not in repr(Destination(url, without_password(url), "WANDB_BASE_URL"))
+    shown = client_settings.without_password(url)
+    assert shown == "https://wandb.example:8443/x"
+    assert "secret" not in repr(Destination(url, shown, "WANDB_BASE_URL"))

@@ -17,8 +17,10 @@ from wandb.sdk import wandb_setup
 
 import dist_wandb
 from dist_wandb.errors import UnavailableError
-from dist_wandb.runs import replaceable_run
-from dist_wandb.runs.replaceable_run import ReplaceableRun
+from dist_wandb.job.topology import Topology
+from dist_wandb.runs import writer
+from dist_wandb.runs.writer import RunWriter
+from dist_wandb.settings.plan import plan_run
 
 
 def dead(*_: Any, **__: Any) -> None:
@@ -26,7 +28,7 @@ def dead(*_: Any, **__: Any) -> None:
 
 
 class Stand:
-    """A run over two fake runs; the first one dies."""
+    """A writer over two fake runs; the first one dies."""
 
     def __init__(self, fake: FakeWandb) -> None:
         self.lost: FakeRun = fake.init(id="exp")
@@ -34,11 +36,16 @@ class Stand:
         self.config: Mapping[str, Any] = {}
         self.fake = fake
         self.reopen: Callable[..., Any] = self.open_second
-        self.replaceable = ReplaceableRun(self.lost, 0, self._replacement)  # type: ignore[arg-type]
+        run: Any = self.lost
+        plan = plan_run(Topology.single(), "auto", "global", "exp")
+        self.writer = RunWriter(run, plan, None, 0, lambda *given: self.reopen(*given))  # noqa: PLW0108  # set later
+
+    def log(self, row: dict[str, Any], commit: bool | None = None) -> None:
+        self.writer.write(row, None, commit=commit)
 
     @property
     def run(self) -> Any:
-        return self.replaceable.run
+        return self.writer.run
 
     @property
     def second(self) -> FakeRun:
@@ -46,9 +53,6 @@ class Stand:
 
     def kill(self) -> None:
         self.lost.log = self.lost.finish = dead  # type: ignore[method-assign]
-
-    def _replacement(self, *given: Any) -> Any:
-        return self.reopen(*given)
 
     def open_second(self, run_id: str, config: Mapping[str, Any]) -> Any:
         self.config = config
@@ -63,40 +67,41 @@ def stand(fake_wandb: FakeWandb) -> Stand:
 def test_after_wandbs_process_dies_the_last_rows_are_written_again_and_others_follow(
     stand: Stand, caplog: pytest.LogCaptureFixture
 ) -> None:
+    lost: Any = stand.lost
     for step in range(3):
-        stand.replaceable.log({"loss": step / 2, "global_step": step, "text": "a"})
+        stand.log({"loss": step / 2, "global_step": step, "text": "a"})
     stand.kill()
-    stand.replaceable.log({"loss": 1.5, "global_step": 3})
+    stand.log({"loss": 1.5, "global_step": 3})
     assert [row["global_step"] for row in stand.second.rows] == [0, 1, 2, 3]
-    assert stand.run is stand.second
     assert stand.config == {"lr": 0.1}
-    assert stand.fake.torn_down == 1
     assert "Lost wandb's own process on rank 0" in caplog.text
+    stand.writer.replace(lost, ConnectionResetError(104, "Connection reset by peer"))  # detected later by a caller
+    assert (stand.run, len(stand.fake.runs), stand.fake.torn_down) == (stand.second, 2, 1)
 
 
 def test_a_row_of_several_parts_is_written_again_as_a_whole(stand: Stand) -> None:
     for step in range(3):
-        stand.replaceable.log({"image": "a file", "step": step}, commit=False)
-        stand.replaceable.log({"loss": step / 2})
-    stand.replaceable.log({"image": "a file", "step": 3}, commit=False)
+        stand.log({"image": "a file", "step": step}, commit=False)
+        stand.log({"loss": step / 2})
+    stand.log({"image": "a file", "step": 3}, commit=False)
     stand.kill()
-    stand.replaceable.log({"loss": 1.5})
+    stand.log({"loss": 1.5})
     rows = [{"image": "a file", "step": step, "loss": step / 2} for step in (0, 1, 2, 3)]
     assert stand.second.rows == rows
 
 
 def test_rows_that_are_old_are_on_disk(stand: Stand, limit: Limit) -> None:
-    limit(replaceable_run, _UNSAFE=-1.0)
-    stand.replaceable.log({"loss": 1.0})
+    limit(writer, _UNSAFE=-1.0)
+    stand.log({"loss": 1.0})
     stand.kill()
-    stand.replaceable.log({"loss": 2.0})
+    stand.log({"loss": 2.0})
     assert stand.second.rows == [{"loss": 2.0}]
 
 
 def test_if_the_process_is_lost_at_the_end_the_last_rows_are_written_again(stand: Stand) -> None:
-    stand.replaceable.log({"loss": 1.0})
+    stand.log({"loss": 1.0})
     stand.kill()
-    assert stand.replaceable.finish(0) is None
+    assert stand.writer.finish(0) is None
     assert stand.second.rows == [{"loss": 1.0}]
     assert stand.second.exit_codes == [0]
 
@@ -108,10 +113,10 @@ def test_an_error_of_wandb_at_the_end_is_not_an_error_of_the_training(stand: Sta
     def abandoned(**_: Any) -> None:
         raise HandleAbandonedError
 
-    stand.replaceable.log({"loss": 1.0})
+    stand.log({"loss": 1.0})
     stand.lost.finish = abandoned  # type: ignore[method-assign, assignment]
     stand.fake.init, init = lambda **_: stand.lost, stand.fake.init  # type: ignore[method-assign]  # the next one fails, too
-    assert stand.replaceable.finish(0) == "the run exp could not be ended: HandleAbandonedError()"
+    assert stand.writer.finish(0) == "the run exp could not be ended: HandleAbandonedError()"
     stand.fake.init = init  # type: ignore[method-assign]
 
 
@@ -121,9 +126,9 @@ def test_if_the_replacement_cannot_be_opened_training_continues(stand: Stand, ca
 
     stand.reopen = full
     stand.kill()
-    stand.replaceable.log({"loss": 1.0})
-    stand.replaceable.log({"loss": 2.0})
-    assert not stand.replaceable
+    stand.log({"loss": 1.0})
+    stand.log({"loss": 2.0})
+    assert not stand.writer.has_run
     assert "rank 0 cannot write it there: disk full. Further rows are dropped." in caplog.text
 
 
@@ -133,9 +138,9 @@ def test_two_runs_of_a_process_replace_wandbs_process_once(stand: Stand, monkeyp
     monkeypatch.setitem(vars(wandb_setup), "_singleton", process)
     stand.kill()
     other.kill()
-    stand.replaceable.log({"loss": 1.0})
+    stand.log({"loss": 1.0})
     monkeypatch.setitem(vars(wandb_setup), "_singleton", object())  # the process of the run that replaces the first one
-    other.replaceable.log({"loss": 1.0})
+    other.log({"loss": 1.0})
     assert stand.fake.torn_down == 1
     assert stand.run.rows == other.run.rows == [{"loss": 1.0}]
 
@@ -201,14 +206,14 @@ def test_an_error_about_one_row_does_not_replace_the_run(stand: Stand, error: Ex
         log(row, **kwargs)
 
     stand.lost.log = refuses  # type: ignore[method-assign]
-    stand.replaceable.log({"loss": 1.0})
+    stand.log({"loss": 1.0})
     with pytest.raises(type(error)):
-        stand.replaceable.log({"loss": 2.0, "table": "a"})
-    stand.replaceable.log({"loss": 3.0})
+        stand.log({"loss": 2.0, "table": "a"})
+    stand.log({"loss": 3.0})
     assert stand.run is stand.lost
     assert [row["loss"] for row in stand.lost.rows if row] == [1.0, 3.0]
     assert stand.fake.torn_down == 0
-    assert stand.replaceable.finish(0) is None
+    assert stand.writer.finish(0) is None
 
 
 def test_a_removed_directory_for_media_is_recreated_before_wandb_stores_a_table(
@@ -225,14 +230,14 @@ def test_a_removed_directory_for_media_is_recreated_before_wandb_stores_a_table(
         log(row, **kwargs)
 
     stand.lost.log = writes_a_file  # type: ignore[method-assign]
-    stand.replaceable.log({"table": 1})
+    stand.log({"table": 1})
     assert (stored, stand.lost.rows) == (["artifact"], [{"table": 1}])
 
 
 def test_a_directory_for_media_that_is_recreated_at_the_end_of_the_process_is_removed(tmp_path: Path) -> None:
     script = """
 import atexit, pathlib, sys, types
-from dist_wandb.runs.replaceable_run import ReplaceableRun
+from dist_wandb.runs.writer import RunWriter
 
 directory = types.SimpleNamespace(name=sys.argv[1])
 sys.modules["wandb.sdk.data_types._private"] = types.SimpleNamespace(MEDIA_TMP=directory)
@@ -243,8 +248,9 @@ def log(row, **_):
     file.write_text("{}")
     file.unlink()  # wandb moves it into the run's directory
 
-replaceable = ReplaceableRun(types.SimpleNamespace(log=log), 0, None)
-atexit.register(lambda: [replaceable.log({"table": number}) for number in (1, 2)])
+plan = types.SimpleNamespace(label=None, primary=True, run_mode="auto")
+writer = RunWriter(types.SimpleNamespace(log=log), plan, None)
+atexit.register(lambda: [writer.write({"table": number}, None) for number in (1, 2)])
 """
     directory = tmp_path / "tmpabcwandb-media"
     job = (sys.executable, "-c", script, str(directory))
@@ -258,23 +264,14 @@ def test_a_run_that_times_out_at_the_end_is_not_reopened(stand: Stand) -> None:
         raise TimeoutError("Timed out finishing run.")
 
     stand.lost.finish = late  # type: ignore[method-assign, assignment]
-    assert stand.replaceable.finish(0) == "the run exp could not be ended: TimeoutError('Timed out finishing run.')"
+    assert stand.writer.finish(0) == "the run exp could not be ended: TimeoutError('Timed out finishing run.')"
     assert stand.run is stand.lost
-    assert stand.replaceable.asked_for is None
-
-
-def test_the_failed_run_is_replaced_not_its_replacement(stand: Stand) -> None:
-    stand.kill()
-    stand.replaceable.log({"loss": 1.0})
-    lost: Any = stand.lost
-    stand.replaceable.replace(lost, ConnectionResetError(104, "Connection reset by peer"))  # detected later by a caller
-    assert stand.run is stand.second
-    assert len(stand.fake.runs) == 2
+    assert stand.writer.asked_for is None
 
 
 def test_a_row_whose_files_are_gone_does_not_affect_others(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     for step in range(3):
-        stand.replaceable.log({"loss": step, "image": "a file" if step == 1 else "text"})
+        stand.log({"loss": step, "image": "a file" if step == 1 else "text"})
 
     def reopened(*given: Any) -> Any:
         run: Any = stand.open_second(*given)
@@ -290,25 +287,27 @@ def test_a_row_whose_files_are_gone_does_not_affect_others(stand: Stand, caplog:
 
     stand.reopen = reopened
     stand.kill()
-    stand.replaceable.log({"loss": 3})
+    stand.log({"loss": 3})
     assert [row["loss"] for row in stand.second.rows] == [0, 1, 2, 3]
     assert "rank 0 could write only the numbers of 1 of the rows" in caplog.text
 
 
-def test_a_signal_handler_may_log_while_the_run_is_replaced(stand: Stand) -> None:
+def test_a_signal_handler_may_log_while_the_run_is_replaced(stand: Stand, limit: Limit) -> None:
     """Python calls it in the middle of any operation of the thread."""
     interrupted = threading.Event()
 
     def reopened(*given: Any) -> Any:
-        stand.replaceable.log({"loss": 2.0})
+        limit(writer, _UNSAFE=-1.0)  # it took longer
+        stand.log({"loss": 2.0})
         interrupted.set()
         return stand.open_second(*given)
 
     stand.reopen = reopened
+    stand.log({"loss": 0.5})
     stand.kill()
-    thread = threading.Thread(target=lambda: stand.replaceable.log({"loss": 1.0}), daemon=True)
+    thread = threading.Thread(target=lambda: stand.log({"loss": 1.0}), daemon=True)
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
     assert interrupted.is_set()
-    assert sorted(row["loss"] for row in stand.second.rows) == [1.0, 2.0]
+    assert sorted(row["loss"] for row in stand.second.rows) == [0.5, 1.0, 2.0]
