@@ -195,8 +195,7 @@ class Contents:
             metrics, (numbers, _) = self.metrics, numbers_and_media(contents)
             for name, number in numbers.items():
                 metrics[name].append(number)
-            if not self.rows % _BETWEEN_CHECKS and sum(map(len, metrics.values())) > MOST_VALUES:
-                raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
+            check_values(self.rows, metrics.values())
         elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = contents
             self.branches |= bool(contents.get("branch_point"))
@@ -253,6 +252,11 @@ class Contents:
             step_axis=self.step_axis,
             branches=self.branches,
         )
+
+
+def check_values(rows: int, columns: Iterable[Sequence[float]]) -> None:
+    if not rows % _BETWEEN_CHECKS and sum(map(len, columns)) > MOST_VALUES:
+        raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
 
 
 class _Metrics(dict[str, "array[float]"]):

@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dist_wandb import __version__
 from dist_wandb.cli.command import (
     Command,
@@ -96,6 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if report.unreadable else 0
 
 
+@np.errstate(all="ignore")  # sums of huge values are infinite
 def build(
     directories: Sequence[Path],
     metrics: Sequence[str] = ("*",),
@@ -154,15 +157,8 @@ def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
     return runs
 
 
-def _rank(file: FileForReport) -> tuple[bool, int]:
-    """A sort key: primaries first, then by rank. The order of one writer's files is kept."""
-    sidecar = file.stored.sidecar
-    is_other = sidecar is not None and sidecar.shared and not sidecar.primary
-    return is_other, sidecar.global_rank if sidecar else 0
-
-
 def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], media: MediaReader, lines: int) -> Run:
-    files = sorted((by_path[path] for run in of for path in run.files), key=_rank)
+    files = [by_path[path] for run in sorted(of, key=lambda run: run.writers[0].rank or 0) for path in run.files]
     names = [_writer_name(file.stored) for file in files]
     named = list(zip(names, files, strict=True))
     first = dict(named)[names[0]].stored  # the last file of the primary
@@ -174,12 +170,12 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
     tables: list[Table] = []
     missed: list[str] = []
     for name, file in named:
-        found, more, notes = media.read(file.rows.media, file.stored)
+        found, more, notes = media.read(file.rows.media, file.rows.media_left_out, file.stored)
         images += found
         tables += more
         missed += [f"{note} ({name})" if len(files) > 1 else note for note in notes]
     del missed[50:]
-    progresses = [file.rows.progress for file in files]
+    degraded = [file.rows.degraded for file in files]
     if left_out := max(file.rows.left_out for file in files):
         missed.insert(
             0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
@@ -199,12 +195,12 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
         state=state,
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
-        rows=sum(progress.rows for progress in progresses),
+        rows=sum(file.rows.count for file in files),
         writers=[_writer(name, file) for name, file in named],
         degraded=Degraded(
-            sum(progress.degraded for progress in progresses),
-            max(progress.most for progress in progresses),
-            sorted(span for progress in progresses for span in progress.spans)[:100],
+            sum(one.rows for one in degraded),
+            max(one.most for one in degraded),
+            sorted(span for one in degraded for span in one.spans)[:100],
         ),
         facts=facts,
         config=config,
@@ -248,8 +244,8 @@ def _writer(name: str, file: FileForReport) -> Writer:
         primary=sidecar.primary if sidecar else True,
         state=stored.state,
         exit_code=stored.exit_code,
-        rows=file.rows.progress.rows,
-        last=file.rows.progress.last,
+        rows=file.rows.count,
+        last=file.rows.last,
         uploaded=is_uploaded(stored),
         problems=list(map(plain, problems)),
     )

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from fnmatch import translate
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from dist_wandb.cli.report.media import LoggedMedia, cell_text
-from dist_wandb.cli.report.page import plain
-from dist_wandb.cli.report.thinning import Blame, Budget, Curve
+import numpy as np
+
+from dist_wandb.cli.report.media import KINDS_OF_MEDIA, MOST_MEDIA, STEPS, Logged, cell_text
+from dist_wandb.cli.report.page import Degraded, plain
+from dist_wandb.cli.report.thinning import Blame, Budget, Curve, Numbers
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.settings.reduction import BUSY, DEGRADED, TIMES, Definitions
-from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
+from dist_wandb.wandb_files.reading import Contents, StoredRun, check_values, numbers_and_media
 from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
 from dist_wandb.wandb_files.stragglers import RANK
@@ -32,6 +35,7 @@ TIME = "_timestamp"  # W&B's name of the time of a row, in seconds since the epo
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
+_ALWAYS = frozenset({*MAIN_AXES, TIME, DEGRADED})
 
 _MOST_LINES = 1000  # of the console
 _LONGEST_LINE = 500  # characters
@@ -41,48 +45,22 @@ _LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a share
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
 
 
-class Progress:
-    """The number of rows, their last position, and the rows to which some ranks did not contribute."""
-
-    def __init__(self) -> None:
-        self.rows: int = 0
-        self.last: float = math.nan
-        self.degraded: int = 0
-        self.most: int = 0
-        self.spans: list[tuple[float, float]] = []
-        self._is_open = False
-
-    def add(self, x: float, missing: float | None) -> None:
-        """Add a row at a position, with the number of ranks that did not contribute to it."""
-        self.rows += 1
-        self.last = x
-        if missing is None or not missing > 0:
-            self._is_open = False
-            return
-        self.degraded += 1
-        self.most = max(self.most, int(min(missing, 1e9)))
-        if self._is_open or len(self.spans) == _MOST_SPANS:
-            first, last = self.spans[-1]
-            self.spans[-1] = (min(first, x), max(last, x))
-        else:
-            self.spans.append((x, x))
-            self._is_open = True
-
-
 class Rows:
-    """Collects the rows of one file; `metrics` are patterns of the metrics to keep."""
+    """The rows of one file, as columns until its end; `metrics` are patterns of the metrics to keep."""
 
-    def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
+    def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
+        self.count: int = 0
         self.left_out: int = 0  # number of names that match but have no curve
+        self.media: dict[str, deque[Logged]] = {}  # the last ones of each name, with their positions after the end
+        self.media_left_out: int = 0  # number of values that are not kept because there are too many names
+        self.last: float = math.nan  # position of the last row
         self.curves: dict[str, Curve] = {}
-        self.blames: dict[str, Blame] = {}
-        self.media: LoggedMedia = LoggedMedia()
-        self.progress: Progress = Progress()
+        self.blames: list[Blame] = []
+        self.degraded = Degraded(0, 0, [])
         self._definitions = Definitions()  # of the x axes
-        self._budget = budget
+        self._columns: dict[str, tuple[array[int], array[float]]] = {}  # numbers of the rows with a name; its values
         self._matches = re.compile("|".join(map(translate, metrics))).match
-        self._skipped: set[str] = set()  # names that have no curve
-        self._positions: dict[str, float] = {}  # last value of each x axis
+        self._skipped: set[str] = set()  # names that have no column
 
     def define(self, record: Mapping[str, Any]) -> None:
         """Take over the x axis of a metric or a pattern, as a file defines it (``run.define_metric``)."""
@@ -92,62 +70,104 @@ class Rows:
 
     def add(self, item: Mapping[str, Any]) -> None:
         row, media = numbers_and_media(item)
-        rows = float(self.progress.rows)
-        x = next((row[axis] for axis in MAIN_AXES if math.isfinite(row.get(axis, math.nan))), rows)
-        for name, described in media.items():
-            self.media.add(name[:_LONGEST_NAME], float(x), described)
-        positions = self._positions
-        for axis in positions:
-            if math.isfinite(position := row.get(axis, math.nan)):
-                positions[axis] = position
-        curves, skipped = self.curves, self._skipped
-        for name, value in row.items():
-            curve = curves.get(name)
-            if curve is None and name not in skipped:
-                curve = self._new(name, row)
-            if curve is not None:
-                curve.add(positions[curve.axis], value)
-        if self.blames:
-            self._add_blames(row)
-        self.progress.add(x, row.get(DEGRADED))
+        for name, value in media.items():
+            if value.get("_type") not in KINDS_OF_MEDIA:
+                continue
+            if name[:_LONGEST_NAME] in self.media or len(self.media) < MOST_MEDIA:
+                self.media.setdefault(name[:_LONGEST_NAME], deque(maxlen=STEPS)).append((self.count, value))
+            else:
+                self.media_left_out += 1
+        columns, skipped = self._columns, self._skipped
+        for name, number in row.items():
+            column = columns.get(name)
+            if column is None and name not in skipped:
+                column = self._new(name)
+            if column is not None:
+                column[0].append(self.count)
+                column[1].append(number)
+        self.count += 1
+        check_values(self.count, (values for _, values in columns.values()))
 
-    def _new(self, name: str, row: Mapping[str, float]) -> Curve | None:
-        """Start the curve of a new name; return `None` to skip it."""
-        is_axis = name == TIME or name in self._definitions.axes
-        is_wanted = is_axis or (name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None)
-        if not is_wanted or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
-            if len(self._skipped) < 10 * MOST_NAMES:
-                self._skipped.add(name)
-                self.left_out += is_wanted
-            return None
-        axis = "_step" if is_axis else self._definitions.of(name).get("step_metric", "_step")
-        if axis not in self._positions:
-            axis = axis if math.isfinite(row.get(axis, math.nan)) else "_step"
-            position = row.get(axis, math.nan)
-            self._positions.setdefault(axis, position if math.isfinite(position) else float(self.progress.rows))
-        if axis == name:
+    def _new(self, name: str) -> tuple[array[int], array[float]] | None:
+        """Return the column of a new name; `None` if no curve, axis or heat map needs it, or there are too many."""
+        of_ranks = f"{name.removesuffix('/max')}{_ARGMAX}", f"{name.rpartition('/')[0]}{_STRAGGLER}"
+        is_needed = name in _ALWAYS or name.startswith(TIMES) or any(map(self._matches, of_ranks))
+        is_wanted = self._is_wanted(name[:_LONGEST_NAME])
+        has_room = name in _ALWAYS or len(self._columns) < MOST_NAMES
+        if (is_wanted or is_needed) and has_room and len(name) <= _LONGEST_NAME:
+            return self._columns.setdefault(name, (array("q"), array("d")))
+        if len(self._skipped) < 10 * MOST_NAMES:
             self._skipped.add(name)
-            return None
-        curve = self.curves[name] = Curve(self._budget, axis)
-        base = name.removesuffix(_ARGMAX) if name.endswith(_ARGMAX) else None
-        if name == BUSY:  # of timings: only the rows in which one rank delays the others have a straggler
-            base = RANK
-        elif name.endswith(_STRAGGLER):
-            base = name
-        if base and base not in self.blames and len(self.blames) < _MOST_BLAMES:
-            self.blames[base] = Blame(base, axis)
-        return curve
+            self.left_out += is_wanted
+        return None
 
-    def _add_blames(self, row: Mapping[str, float]) -> None:
-        for base, blame in self.blames.items():
-            if base.endswith(_STRAGGLER):
-                excess = row.get(f"{base.removesuffix('_rank')}_excess", math.nan)
-                step = row.get(f"{base.removesuffix(_STRAGGLER)}/step", math.nan)
-                if base in row or BUSY in row:
-                    blame.add(self._positions[blame.axis], row.get(base, math.nan), excess, step)
-            elif f"{base}{_ARGMAX}" in row:
-                x, mean = self._positions[self.curves[f"{base}{_ARGMAX}"].axis], row.get(base, math.nan)
-                blame.add(x, row[f"{base}{_ARGMAX}"], row.get(f"{base}/max", math.nan) - mean, mean)
+    def _is_wanted(self, name: str) -> bool:
+        return self._is_axis(name) or (name[:1] != "_" and self._matches(name) is not None)
+
+    def _is_axis(self, name: str) -> bool:
+        return name == TIME or name in self._definitions.axes
+
+    def end(self, budget: Budget) -> None:
+        """Make curves of the columns, after the last row."""
+        numbers = np.arange(self.count)
+
+        def by_row(name: str) -> Numbers:  # NaN where there is no value, or one that is not finite
+            found = np.full(self.count, math.nan)
+            if name in self._columns:
+                rows, values = self._columns[name]
+                found[np.array(rows)] = np.where(np.isfinite(values), values, math.nan)
+            return found
+
+        @cache
+        def positions(axis: str) -> Numbers:  # the last one until each row; NaN before the first
+            own = by_row(axis)
+            filled = own[np.maximum.accumulate(np.where(np.isnan(own), 0, numbers))]
+            return np.where(np.isnan(filled), numbers, filled) if axis == "_step" else filled
+
+        x = numbers.astype(float)
+        for axis in reversed(MAIN_AXES):
+            own = by_row(axis)
+            x = np.where(np.isnan(own), x, own)
+        self.last = float(x[-1]) if self.count else math.nan
+        self.degraded = _degraded(by_row(DEGRADED), x)
+        self.media = {
+            name: deque((float(x[int(row)]), value) for row, value in kept) for name, kept in self.media.items()
+        }
+        for name, (rows, values) in self._columns.items():
+            at, axis = np.array(rows), self._definitions.of(name).get("step_metric", "_step")
+            if self._is_axis(name) or math.isnan(positions(axis)[at[0]]):
+                axis = "_step"
+            if self._is_wanted(name) and axis != name:
+                self.curves[name] = Curve(budget, axis, positions(axis)[at], np.array(values))
+        blames: dict[str, Blame] = {}
+        for name, curve in self.curves.items():
+            if name.endswith(_ARGMAX):
+                base, ranks = name.removesuffix(_ARGMAX), by_row(name)
+                means, is_counted = by_row(base), ~np.isnan(ranks)
+                excess = by_row(f"{base}/max") - means
+            elif name == BUSY or name.endswith(_STRAGGLER):
+                base = RANK if name == BUSY else name  # only the rows in which one rank delays the others have it
+                start = base.removesuffix(_STRAGGLER)
+                ranks, means, excess = map(by_row, (base, f"{start}/step", f"{start}/straggler_excess"))
+                is_counted = ~(np.isnan(ranks) & np.isnan(by_row(BUSY)))
+            else:
+                continue
+            if base not in blames and len(blames) < _MOST_BLAMES:
+                series = (positions(curve.axis), ranks, excess, means)
+                blames[base] = Blame(base, curve.axis, *(one[is_counted] for one in series))
+        self.blames = list(blames.values())
+        self._columns.clear()
+
+
+def _degraded(missing: Numbers, x: Numbers) -> Degraded:
+    """Return the rows, with positions `x`, to which some ranks did not contribute: `missing` is their number."""
+    is_degraded = missing > 0
+    changes = np.diff(is_degraded.astype(int), prepend=0, append=0)
+    starts, ends = np.flatnonzero(changes == 1)[:_MOST_SPANS], np.flatnonzero(changes == -1)
+    ends = np.append(ends[: max(0, len(starts) - 1)], ends[-1:])  # the last span that is kept includes all later ones
+    spans = [x[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
+    most = int(min(missing[is_degraded].max(initial=0), 1e9))
+    return Degraded(int(is_degraded.sum()), most, [(min(span), max(span)) for span in spans])
 
 
 class ConsoleTail:
@@ -179,13 +199,14 @@ class FileForReport:
     stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are timings
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
-        self.rows: Rows = Rows(budget, metrics)
+        self.rows: Rows = Rows(metrics)
         self.system: dict[tuple[str, str], Curve] = {}  # by name and part (``"gpu 0"``; empty for the whole)
         self.console: ConsoleTail = ConsoleTail()
         self.facts: dict[str, str] = {}  # what is known of the run beside its config
         self._contents = Contents()
         self._environment: dict[str, Any] = {}
         self._budget = budget
+        self._samples: dict[tuple[str, str], tuple[array[float], array[float]]] = {}  # their minutes and values
         self.sampled_from: float = math.nan  # seconds since the epoch of the first sample of system metrics
 
     def add(self, record: Record) -> None:
@@ -209,6 +230,10 @@ class FileForReport:
         Without `secrets`, config and facts have none: the page may be handed on.
         """
         self.console.end()
+        self.rows.end(self._budget)
+        self.system = {
+            key: Curve(self._budget, "minutes", *map(np.array, columns)) for key, columns in self._samples.items()
+        }
         run = self._contents.as_run(path, problems, directory)
         self.stored = run if secrets else replace(run, config=redacted(run.config))
         known = {**self._contents.run, **self._environment}
@@ -240,12 +265,10 @@ class FileForReport:
         numbers, _ = numbers_and_media(stats.get("item", {}))
         for name, value in numbers.items():
             key = _part(name[:_LONGEST_NAME])
-            curve = self.system.get(key)
-            if curve is None:
-                if len(self.system) == _MOST_SYSTEM:
-                    continue
-                curve = self.system[key] = Curve(self._budget, "minutes")
-            curve.add((seconds - self.sampled_from) / 60, value)
+            if key in self._samples or len(self._samples) < _MOST_SYSTEM:
+                minutes, values = self._samples.setdefault(key, (array("d"), array("d")))
+                minutes.append((seconds - self.sampled_from) / 60)
+                values.append(value)
 
 
 @lru_cache(10 * _MOST_SYSTEM)

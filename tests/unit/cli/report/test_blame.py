@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from dist_wandb.cli.report.page import HeatMap
@@ -13,13 +14,17 @@ from dist_wandb.cli.report.thinning import Blame
 def blame_of(ranks: int, slow: Sequence[int], rows: int, seed: int) -> Blame:
     """Return rows of a job whose ranks take 0.1 s with 3 % noise; some ranks take longer."""
     draw = random.Random(seed)
-    blame = Blame("time/step", "global_step")
+    found = []
     for step in range(rows):
         times = [0.1 * draw.gauss(1, 0.03) * (1.3 if rank in slow else 1.0) for rank in range(ranks)]
         mean = sum(times) / ranks
         worst = max(range(ranks), key=times.__getitem__)
-        blame.add(step, worst, times[worst] - mean, mean)
-    return blame
+        found.append((step, worst, times[worst] - mean, mean))
+    return of_rows(*found)
+
+
+def of_rows(*rows: tuple[float, float, float, float], name: str = "time/step") -> Blame:
+    return Blame(name, "global_step", *np.array(rows, float).T)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +54,7 @@ def heat(blame: Blame, world: int | None) -> HeatMap:
 
 
 def test_the_heat_map_has_a_row_for_each_rank_and_shows_when() -> None:
-    blame = Blame("time/step", "global_step")
-    for step in range(10_000):
-        blame.add(step, 1 if step < 5000 else 3, 0.5, 1.0)
-    found = heat(blame, 6)
+    found = heat(of_rows(*((step, 1 if step < 5000 else 3, 0.5, 1.0) for step in range(10_000))), 6)
     assert found.ranks == [f"rank {rank}" for rank in range(6)]
     assert len(found.edges) == len(found.cells[0]) + 1 <= 129
     middle = next(place for place, edge in enumerate(found.edges) if edge >= 5000)
@@ -63,11 +65,8 @@ def test_the_heat_map_has_a_row_for_each_rank_and_shows_when() -> None:
 
 
 def test_rows_that_name_no_rank_count_as_rows() -> None:
-    blame = Blame("time/straggler_rank", "global_step")
-    for step in range(10):
-        blame.add(step, 2 if step % 2 else math.nan, 0.1)
-        blame.add(step, -1, 0.1)
-    found = blame.slowest(4)
+    ranks = [rank for step in range(10) for rank in (2 if step % 2 else math.nan, -1)]
+    found = of_rows(*((0, rank, 0.1, math.nan) for rank in ranks), name="time/straggler_rank").slowest(4)
     assert found is not None
     assert (found.ranks, found.share) == ([2], 0.25)
     assert math.isnan(found.relative)
@@ -75,7 +74,6 @@ def test_rows_that_name_no_rank_count_as_rows() -> None:
 
 @pytest.mark.parametrize("rank", [math.nan, math.inf, -1, 1.5, 10**9])
 def test_invalid_ranks_are_ignored(rank: float) -> None:
-    blame = Blame("time/step", "global_step")
-    blame.add(0, rank, 1.0, 1.0)
+    blame = of_rows((0, rank, 1.0, 1.0))
     assert blame.heat_map(4) is None
     assert blame.slowest(4) is None

@@ -8,11 +8,12 @@ from dist_wandb.cli.report.thinning import Budget
 
 
 def rows_of(*items: dict[str, Any], axis: str | None = "global_step") -> Rows:
-    made = Rows(Budget(10_000))
+    made = Rows()
     if axis:
         made.define({"glob_name": "*", "step_metric": axis})
     for item in items:
         made.add(item)
+    made.end(Budget(10_000))
     return made
 
 
@@ -21,10 +22,12 @@ def points(found: Rows, name: str) -> list[tuple[float, float]]:
 
 
 def test_of_several_definitions_the_longest_pattern_and_the_exact_name_win() -> None:
-    made = rows_of(axis="global_step")
+    made = Rows()
+    made.define({"glob_name": "*", "step_metric": "global_step"})
     made.define({"glob_name": "val/*", "step_metric": "epoch"})
     made.define({"name": "val/acc", "step_metric": "seen"})
     made.add(dict.fromkeys(("loss", "val/loss", "val/acc", "global_step", "epoch", "seen"), 1.0))
+    made.end(Budget(10_000))
     axes = [made.curves[name].axis for name in ("loss", "val/loss", "val/acc")]
     assert axes == ["global_step", "epoch", "seen"]
 

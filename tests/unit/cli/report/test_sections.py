@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import Limit
 from offline_runs import sidecar_record
 from record_files import definition, end, header, row, run, write_run
 from report_runs import history, one_run, png, printed, reduced_run, sample, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report import build
 from dist_wandb.cli.report.page import LARGEST, Chart, Run, page_of, plotly_script
+from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
@@ -112,6 +115,27 @@ def test_runs_of_a_job_with_a_run_for_each_rank_are_one(tmp_path: Path) -> None:
     assert list(loss.ranks) == ["rank 0", "rank 1", "rank 2"]
     assert loss.line is not None
     assert loss.line.y == [1, 0.5, 0.333333, 0.25, 0.2]
+
+
+def test_huge_values_are_drawn(tmp_path: Path) -> None:
+    rows = [
+        history({"loss": (-1.7e308, 1.7e308)[step % 2], "rank-0/x": 1.7e308, "rank-1/x": 1.7e308, "_step": step})
+        for step in range(3000)
+    ]
+    write_run(tmp_path, records=[header(), run(), *rows, end()])
+    found = charts(one_run(tmp_path))
+    line = found["loss"].line
+    assert line is not None
+    assert set(line.y) == {1.7e308, -1.7e308}
+    assert (found["x"].least, found["x"].most) == (1.7e308, 1.7e308)
+
+
+def test_a_file_with_too_many_values_is_not_read(tmp_path: Path, limit: Limit) -> None:
+    limit(reading, MOST_VALUES=20, _BETWEEN_CHECKS=2)
+    write_run(tmp_path, records=[header(), run(), *(row(step, {"x": 1, "y": 2}) for step in range(6)), end()])
+    with pytest.raises(ReadError, match=r"more than 20 values. Request fewer names"):
+        build([tmp_path])
+    assert list(charts(build([tmp_path], ["loss"]).runs[0])) == ["loss"]
 
 
 def test_ranks_in_names_are_lines_of_ranks(tmp_path: Path) -> None:
