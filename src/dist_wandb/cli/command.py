@@ -26,8 +26,8 @@ from dist_wandb.errors import ReadError
 from dist_wandb.runs.client_settings import usual_directories
 from dist_wandb.runs.current_server import TRUST_OPTION, is_address
 from dist_wandb.wandb_files.reading import State, trend_of
-from dist_wandb.wandb_files.runs import LocalRun
-from dist_wandb.wandb_files.selection import Condition, chosen
+from dist_wandb.wandb_files.runs import LocalRun, parts_of
+from dist_wandb.wandb_files.selection import chosen
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _GAP = "·"
@@ -96,13 +96,10 @@ def _is_path(text: str) -> bool:
 
 def selected(runs: Sequence[LocalRun], names: Sequence[str], arguments: argparse.Namespace) -> list[LocalRun]:
     """Return the runs with one of the names, if any, that the options select."""
-    found = chosen(runs, names, [Condition.parse(text) for text in arguments.where], arguments.state)
-    return sorted(found, key=_last_start)[-1:] if arguments.last else found
-
-
-def _last_start(run: LocalRun) -> str:
-    """A sort key: a run that was resumed has several starts, of which `LocalRun.started` is the first."""
-    return max(part.started or "" for writer in run.writers for part in writer.parts)
+    found = chosen(runs, names, arguments.where, arguments.state)
+    # A run that was resumed has several starts, of which `LocalRun.started` is the first.
+    in_order = sorted(found, key=lambda run: max(part.started or "" for part in parts_of(run)))
+    return in_order[-1:] if arguments.last else found
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:

@@ -40,7 +40,7 @@ from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.settings.config_values import redacted
 from dist_wandb.wandb_files.reading import trend_of
-from dist_wandb.wandb_files.runs import LocalRun, brought_together, rows_of, runs_below
+from dist_wandb.wandb_files.runs import LocalRun, brought_together, parts_of, rows_of, runs_below
 from dist_wandb.wandb_files.selection import SPREAD, check_metrics, differing, of_rank, ordered, value_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 
@@ -182,7 +182,7 @@ def _print_end(
 
 
 def run_as_json(run: LocalRun, patterns: Sequence[str]) -> dict[str, Any]:
-    parts = [part for writer in run.writers for part in writer.parts]
+    parts = parts_of(run)
     about = ("name", "project", "group", "job_type", "tags", "config", "started", "state", "exit_code", "rows")
     return {
         "run_id": run.id,

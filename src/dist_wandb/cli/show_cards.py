@@ -18,9 +18,9 @@ from dist_wandb.cli.command import Column, fitting, number, number_of, sparkline
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import DistWandbError, in_words, visible
 from dist_wandb.wandb_files.finding import files_below
-from dist_wandb.wandb_files.reading import Contents, MetricHistory, StoredRun
+from dist_wandb.wandb_files.reading import Contents, MetricHistory
 from dist_wandb.wandb_files.records import PAUSE, read_records
-from dist_wandb.wandb_files.runs import LocalRun, brought_together
+from dist_wandb.wandb_files.runs import LocalRun, brought_together, parts_of
 from dist_wandb.wandb_files.selection import SPREAD, by_rank, of_rank, spreads_among, timings_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
@@ -56,7 +56,7 @@ def card(run: LocalRun, patterns: Sequence[str], width: int) -> tuple[Text, Rend
 
 
 def _heading(run: LocalRun) -> Text:
-    parts = [part for writer in run.writers for part in writer.parts]
+    parts = parts_of(run)
     job = run.writers[0].parts[-1].sidecar
     style, _ = STATES[run.state]
     facts = [number_of(run.rows, "row")]
@@ -169,7 +169,7 @@ def _metrics_table(run: LocalRun, patterns: Sequence[str], width: int) -> Render
     shown = table_of(fits)
     notes += [Text(note, "dim") for note in chosen.values() if isinstance(note, str)]
     more = len(wanted) - len(chosen) if len(chosen) == _MOST_METRICS_SHOWN else 0
-    has_more = any(part.has_more_metrics for writer in run.writers for part in writer.parts)
+    has_more = any(part.has_more_metrics for part in parts_of(run))
     if more or has_more:
         many = f"more than {more}" if has_more else str(more)
         notes.append(Text(f"and {many} beyond these: --metric GLOB picks", "dim"))
@@ -233,10 +233,9 @@ def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]
                 if path.name in names and path not in files and len(files) < _MOST_FILES:
                     files[path] = _FollowedFile(path, directory, metrics)
             searched = now
-        if sum(file.read() for file in files.values()):
-            stored = {file: file.stored() for file in files.values()}
-            runs, changed = brought_together(filter(None, stored.values())), now
-            have_begun = all(run or file.is_read for file, run in stored.items())
+        if sum(file.read_on() for file in files.values()):
+            runs, changed = brought_together(file.as_run() for file in files.values() if file.run), now
+            have_begun = all(file.run or file.is_read for file in files.values())
             are_complete = have_begun and all(w.state != "unfinished" for run in runs for w in run.writers)
             yield runs
         has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
@@ -249,35 +248,29 @@ def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]
         time.sleep(_INTERVAL)
 
 
-class _FollowedFile:
+class _FollowedFile(Contents):
     """One file, which is read while it grows."""
 
     def __init__(self, path: Path, directory: Directory, metrics: Iterable[str]) -> None:
-        self.path = path
+        super().__init__(path, directory, metrics)
         self.error: Exception | None = None  # why the file was not read to its end
         self.is_read: bool = False  # whether the run has ended, or cannot be read, or nothing was added for hours
-        self._directory = directory
-        self._contents = Contents(metrics)
         self._records = read_records(path, follow=True, within=directory)
         self._changed = time.monotonic()
 
-    def read(self) -> bool:
+    def read_on(self) -> bool:
         """Read the records that were added; return whether there were any."""
         has_records = False
         try:
             while not self.is_read and (record := next(self._records)) is not PAUSE:
-                self._contents.add(record)
+                self.add(record)
                 has_records = True
-                self.is_read = self._contents.exit_code is not None
+                self.is_read = self.exit_code is not None
         except Exception as error:  # noqa: BLE001  # printed at the end
             self.error, self.is_read = error, True
         self._changed = time.monotonic() if has_records else self._changed
         self.is_read |= time.monotonic() - self._changed > _IDLE_TIMEOUT
         return has_records
-
-    def stored(self) -> StoredRun | None:
-        """Return the current state of the run; `None` before its first record."""
-        return self._contents.as_run(self.path, [], self._directory) if self._contents.run else None
 
 
 def _print_lines(out: Console, runs: Iterable[LocalRun], patterns: Sequence[str]) -> None:

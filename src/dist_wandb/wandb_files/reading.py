@@ -10,7 +10,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
 from itertools import pairwise
@@ -119,14 +119,11 @@ def read_run(
     ``run.finish()`` returns before the file is complete: for about a second the state of the run may be `"unfinished"`.
     Raises `ReadError` if it contains no readable data of a run.
     """
-    contents = Contents(metrics or ())
-    skipped = UNUSED if metrics is not None else UNUSED | {"history"}
-    problems: list[str] = []
-    for record in read_records(path, problems, skipped=skipped, within=directory):
-        contents.add(record)
+    contents = Contents(path, directory, metrics or ())
+    contents.read(UNUSED if metrics is not None else UNUSED | {"history"})
     if metrics is None and not contents.run:  # its rows may be readable
         return read_run(path, directory)
-    return contents.as_run(path, problems, directory)
+    return contents.as_run()
 
 
 def read_each(
@@ -177,9 +174,12 @@ class _Config(dict[str, Any]):
 
 
 class Contents:
-    """Collects the contents of one file's records."""
+    """Collects the contents of one file's records, and as `problems` the damaged parts that are skipped."""
 
-    def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
+    def __init__(self, path: Path, directory: Directory, metrics: Iterable[str] = ("*",)) -> None:
+        self.path = path
+        self.directory = directory
+        self.problems: list[str] = []
         self.run: dict[str, Any] = {}
         self.config: _Config = _Config()
         self.exit_code: int | None = None
@@ -187,6 +187,10 @@ class Contents:
         self.rows: int = 0
         self.metrics: _Metrics = _Metrics(metrics)
         self.branches: bool = False
+
+    def read(self, skipped: Collection[str] = UNUSED) -> None:
+        for record in read_records(self.path, self.problems, skipped=skipped, within=self.directory):
+            self.add(record)
 
     def add(self, record: Record) -> None:
         kind, contents = record
@@ -207,12 +211,12 @@ class Contents:
         elif kind == "metric" and contents.get("glob_name") == "*":
             self.step_axis = contents.get("step_metric")
 
-    def as_run(self, path: Path, problems: Iterable[str], directory: Directory) -> StoredRun:
+    def as_run(self) -> StoredRun:
         """Return the run that the records describe, with the sidecar in the file's directory, and all problems.
 
         Raises `ReadError` if there is no readable data of a run.
         """
-        run, found = self.run, list(problems)
+        path, run, found = self.path, self.run, [*self.problems]
         if self.config.left_out:
             found.append(f"{self.config.left_out} values of its config are left out because it is too large")
         if not run and not self.rows:
@@ -224,13 +228,13 @@ class Contents:
         if not run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
         try:
-            sidecar = read_sidecar(directory)
+            sidecar = read_sidecar(self.directory)
         except ReadError as error:
             sidecar = None
             found.append(str(error))
         return StoredRun(
             path=path,
-            directory=directory,
+            directory=self.directory,
             run_id=run.get("run_id") or path.stem.removeprefix("run-"),
             name=run.get("display_name"),
             project=run.get("project"),

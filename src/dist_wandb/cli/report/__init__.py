@@ -46,9 +46,8 @@ from dist_wandb.cli.report.thinning import Budget
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.wandb_files.finding import files_below, natural_order
-from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_run
-from dist_wandb.wandb_files.records import read_records
-from dist_wandb.wandb_files.runs import LocalRun, brought_together
+from dist_wandb.wandb_files.reading import State, StoredRun, read_each
+from dist_wandb.wandb_files.runs import LocalRun, brought_together, parts_of, runs_below
 from dist_wandb.wandb_files.selection import flattened, timings_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
@@ -111,20 +110,17 @@ def build(
 
     The runs of `choose` have their metrics if `by_values`, which costs one more reading of all rows.
     """
-    files, errors = files_below(directories)
-    if choose is not None:
-        runs, unreadable = read_each(files, lambda path, within: read_run(path, within, ("*",) if by_values else None))
-        kept = {path for run in choose(brought_together(runs)) for path in run.files}
-        files = {path: within for path, within in files.items() if path in kept}
-        errors = unreadable + errors
+    if choose is None:
+        files, errors = files_below(directories)
+    else:
+        runs, errors = runs_below(directories, ("*",) if by_values else None)
+        files = {part.path: part.directory for run in choose(brought_together(runs)) for part in parts_of(run)}
     budget = Budget(_STRETCHES)
 
     def read(path: Path, within: Directory) -> FileForReport:
-        file = FileForReport(budget, metrics)
-        problems: list[str] = []
-        for record in read_records(path, problems, skipped=("summary",), within=within):
-            file.add(record)
-        file.end(path, problems, within, secrets=secrets)
+        file = FileForReport(path, within, budget, metrics)
+        file.read(skipped=("summary",))
+        file.end(secrets=secrets)
         return file
 
     found, unreadable = read_each(files, read)
@@ -170,13 +166,13 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
     tables: list[Table] = []
     missed: list[str] = []
     for name, file in named:
-        found, more, notes = media.read(file.rows.media, file.rows.media_left_out, file.stored)
+        found, more, notes = media.read(file.history.media, file.history.media_left_out, file.stored)
         images += found
         tables += more
         missed += [f"{note} ({name})" if len(files) > 1 else note for note in notes]
     del missed[50:]
-    degraded = [file.rows.degraded for file in files]
-    if left_out := max(file.rows.left_out for file in files):
+    degraded = [file.history.degraded for file in files]
+    if left_out := max(file.history.left_out for file in files):
         missed.insert(
             0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
         )
@@ -195,7 +191,7 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
         state=state,
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
-        rows=sum(file.rows.count for file in files),
+        rows=sum(file.history.count for file in files),
         writers=[_writer(name, file) for name, file in named],
         degraded=Degraded(
             sum(one.rows for one in degraded),
@@ -244,8 +240,8 @@ def _writer(name: str, file: FileForReport) -> Writer:
         primary=sidecar.primary if sidecar else True,
         state=stored.state,
         exit_code=stored.exit_code,
-        rows=file.rows.count,
-        last=file.rows.last,
+        rows=file.history.count,
+        last=file.history.last,
         uploaded=is_uploaded(stored),
         problems=list(map(plain, problems)),
     )

@@ -193,17 +193,17 @@ class ConsoleTail:
             self.add("\n")
 
 
-class FileForReport:
+class FileForReport(Contents):
     """What a report needs of one file, collected from its records; `metrics` are patterns of the metrics to keep."""
 
     stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are timings
 
-    def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
-        self.rows: Rows = Rows(metrics)
+    def __init__(self, path: Path, directory: Directory, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
+        super().__init__(path, directory)
+        self.history: Rows = Rows(metrics)
         self.system: dict[tuple[str, str], Curve] = {}  # by name and part (``"gpu 0"``; empty for the whole)
         self.console: ConsoleTail = ConsoleTail()
         self.facts: dict[str, str] = {}  # what is known of the run beside its config
-        self._contents = Contents()
         self._environment: dict[str, Any] = {}
         self._budget = budget
         self._samples: dict[tuple[str, str], tuple[array[float], array[float]]] = {}  # their minutes and values
@@ -212,31 +212,31 @@ class FileForReport:
     def add(self, record: Record) -> None:
         kind, contents = record
         if kind == "history":
-            self.rows.add(contents)
+            self.history.add(contents)
             record = kind, {name: value for name, value in contents.items() if name.startswith(TIMES)}
         elif kind == "metric":
-            self.rows.define(contents)
+            self.history.define(contents)
         elif kind == "stats":
             self._add_sample(contents)
         elif kind == "output_raw":
             self.console.add(contents.get("line") or "")
         elif kind == "environment":
             self._environment |= contents
-        self._contents.add(record)
+        super().add(record)
 
-    def end(self, path: Path, problems: list[str], directory: Directory, *, secrets: bool = False) -> None:
-        """Finish after the last record; raise `ReadError` without data of a run. `problems` are damaged parts.
+    def end(self, *, secrets: bool = False) -> None:
+        """Finish after the last record; raise `ReadError` without data of a run.
 
         Without `secrets`, config and facts have none: the page may be handed on.
         """
         self.console.end()
-        self.rows.end(self._budget)
+        self.history.end(self._budget)
         self.system = {
             key: Curve(self._budget, "minutes", *map(np.array, columns)) for key, columns in self._samples.items()
         }
-        run = self._contents.as_run(path, problems, directory)
+        run = self.as_run()
         self.stored = run if secrets else replace(run, config=redacted(run.config))
-        known = {**self._contents.run, **self._environment}
+        known = {**self.run, **self._environment}
         count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
         command = [program, *known.get("args", ())] if program else []
         found = {
