@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.cli.report.thinning import Budget, Curve, cells, edges_of
+from dist_wandb.cli.report.thinning import Budget, Curve
 
 finite = st.floats(-1e6, 1e6)
 
@@ -41,21 +41,3 @@ def test_values_that_are_not_finite_are_counted_and_leave_a_gap() -> None:
     curve = curve_of([1.0, math.nan, math.inf, 2.0, -math.inf])
     assert curve.points() == [(0, 1.0), (3, 2.0)]
     assert (curve.gaps, curve.last) == (3, -math.inf)
-
-
-def test_a_corrected_row_replaces_the_earlier_one() -> None:
-    curve = curve_of([1.0, 2.0, 3.0, 2.5], [0, 1, 2, 1])
-    assert curve.points() == [(0, 1.0), (1, 2.5), (2, 3.0)]
-
-
-def test_a_curve_can_be_continued() -> None:
-    curve = curve_of([1.0, 2.0])
-    curve.absorb(curve_of([3.0, math.nan], [2, 3]))
-    assert curve.points() == [(0, 1.0), (1, 2.0), (2, 3.0)]
-    assert curve.gaps == 1
-
-
-def test_cells_have_the_means_of_their_points() -> None:
-    stretches = curve_of([1.0, 3.0, 5.0, 7.0]).stretches()
-    edges = edges_of([stretches], 2)
-    assert cells(stretches, edges).tolist() == [[0.0, 2.0, 1.0, 3.0], [2.0, 6.0, 5.0, 7.0]]
