@@ -1,6 +1,6 @@
 """Read runs from their ``.wandb`` files, record by record, one file after the other, with statistics of their metrics.
 
-The values of a file's metrics are in memory while it is read, 8 bytes each; then only their statistics.
+The values of a file's metrics are in memory while it is read, 12 bytes each; then only their statistics.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Contents:
         self.exit_code: int | None = None
         self.step_axis: str | None = None
         self.rows: int = 0
-        self.metrics: _Metrics = _Metrics(metrics)
+        self.metrics: _Columns = _Columns(metrics)
         self.branches: bool = False
 
     def read(self, skipped: Collection[str] = UNUSED) -> None:
@@ -195,11 +195,14 @@ class Contents:
     def add(self, record: Record) -> None:
         kind, contents = record
         if kind == "history":
-            self.rows += 1
             metrics, (numbers, _) = self.metrics, numbers_and_media(contents)
             for name, number in numbers.items():
-                metrics[name].append(number)
-            check_values(self.rows, metrics.values())
+                rows, values = metrics[name]
+                rows.append(self.rows)
+                values.append(number)
+            self.rows += 1
+            if not self.rows % _BETWEEN_CHECKS and sum(len(rows) for rows, _ in metrics.values()) > MOST_VALUES:
+                raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
         elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = contents
             self.branches |= bool(contents.get("branch_point"))
@@ -246,7 +249,7 @@ class Contents:
             exit_code=self.exit_code,
             rows=self.rows,
             metrics={
-                name: history_of(self.metrics[name], counted=name.endswith(_NAMES_OF_RANKS))
+                name: history_of(self.metrics[name][1], counted=name.endswith(_NAMES_OF_RANKS))
                 for name in sorted(self.metrics, key=natural_order)
             },
             sidecar=sidecar,
@@ -258,27 +261,23 @@ class Contents:
         )
 
 
-def check_values(rows: int, columns: Iterable[Sequence[float]]) -> None:
-    if not rows % _BETWEEN_CHECKS and sum(map(len, columns)) > MOST_VALUES:
-        raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
-
-
-class _Metrics(dict[str, "array[float]"]):
-    """The values of metrics whose names match one of `patterns`; those of other names are dropped."""
+class _Columns(dict[str, tuple["array[int]", "array[float]"]]):
+    """The numbers of rows and the values of metrics that match one of `patterns`; those of other names are dropped."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         super().__init__()
         self.has_more: bool = False
+        self.also: set[str] = set()  # names that are kept as well, such as W&B's own
         self._is_wanted = re.compile("|".join(map(translate, patterns)) or "(?!)").match
 
-    def __missing__(self, name: str) -> array[float]:
-        is_long = len(name) > _LONGEST_NAME
-        if name[:1] != "_" and (is_long or self._is_wanted(name)):
+    def __missing__(self, name: str) -> tuple[array[int], array[float]]:
+        is_long, column = len(name) > _LONGEST_NAME, (array("I"), array("d"))
+        if name in self.also or (name[:1] != "_" and (is_long or self._is_wanted(name))):
             if not is_long and len(self) < MOST_METRICS:
-                self[name] = array("d")
-                return self[name]
-            self.has_more = True
-        return array("d")
+                self[name] = column
+            else:
+                self.has_more = True
+        return column
 
 
 def numbers_and_media(row: Mapping[str, Any]) -> tuple[Mapping[str, float], dict[str, dict[str, Any]]]:

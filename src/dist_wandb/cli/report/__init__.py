@@ -166,13 +166,13 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
     tables: list[Table] = []
     missed: list[str] = []
     for name, file in named:
-        found, more, notes = media.read(file.history.media, file.history.media_left_out, file.stored)
+        found, more, notes = media.read(file.media, file.media_left_out, file.stored)
         images += found
         tables += more
         missed += [f"{note} ({name})" if len(files) > 1 else note for note in notes]
     del missed[50:]
-    degraded = [file.history.degraded for file in files]
-    if left_out := max(file.history.left_out for file in files):
+    degraded = [file.degraded for file in files]
+    if left_out := max(file.left_out for file in files):
         missed.insert(
             0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
         )
@@ -191,7 +191,7 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
         state=state,
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
-        rows=sum(file.history.count for file in files),
+        rows=sum(file.rows for file in files),
         writers=[_writer(name, file) for name, file in named],
         degraded=Degraded(
             sum(one.rows for one in degraded),
@@ -240,8 +240,8 @@ def _writer(name: str, file: FileForReport) -> Writer:
         primary=sidecar.primary if sidecar else True,
         state=stored.state,
         exit_code=stored.exit_code,
-        rows=file.history.count,
-        last=file.history.last,
+        rows=file.rows,
+        last=file.last,
         uploaded=is_uploaded(stored),
         problems=list(map(plain, problems)),
     )

@@ -45,7 +45,7 @@ class Drawing:
         self._first = files[0][0]
         self.system: dict[str, _MetricCurves] = defaultdict(partial(_MetricCurves, "minutes"))
         self.world = world
-        self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.history.blames}
+        self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.blames}
         began = min((file.sampled_from for _, file in files if file.system), default=0.0)
         for writer, file in files:
             self._add_history(writer, file, is_job)
@@ -67,12 +67,12 @@ class Drawing:
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
         sidecar = file.stored.sidecar
-        axes = {curve.axis for curve in file.history.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
+        axes = {curve.axis for curve in file.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
         is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
         label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
         spread = ("/min", "/max", "/argmax_rank")  # a deviation is a metric of its own
-        parts = {f"{base}{part}": (base, part) for base in spreads_among(file.history.curves) for part in spread}
-        for name, curve in file.history.curves.items():
+        parts = {f"{base}{part}": (base, part) for base in spreads_among(file.curves) for part in spread}
+        for name, curve in file.curves.items():
             if name in axes:
                 if curve.axis == "_step" and writer == self._first:
                     _put(self.axes, name, curve)

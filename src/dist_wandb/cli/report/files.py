@@ -7,7 +7,7 @@ import re
 import shlex
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from fnmatch import translate
@@ -22,7 +22,7 @@ from dist_wandb.cli.report.page import Degraded, plain
 from dist_wandb.cli.report.thinning import Blame, Budget, Curve, Numbers
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.settings.reduction import BUSY, DEGRADED, TIMES, Definitions
-from dist_wandb.wandb_files.reading import Contents, StoredRun, check_values, numbers_and_media
+from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
 from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
 from dist_wandb.wandb_files.stragglers import RANK
@@ -35,7 +35,6 @@ TIME = "_timestamp"  # W&B's name of the time of a row, in seconds since the epo
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
-_ALWAYS = frozenset({*MAIN_AXES, TIME, DEGRADED})
 
 _MOST_LINES = 1000  # of the console
 _LONGEST_LINE = 500  # characters
@@ -43,120 +42,6 @@ _LONGEST_PENDING = 64 * 1024
 _MOST_SYSTEM = 500  # metrics of one file
 _LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a shared writer's system metrics
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
-
-
-class Rows:
-    """The rows of one file, as columns until its end; `metrics` are patterns of the metrics to keep."""
-
-    def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
-        self.count: int = 0
-        self.left_out: int = 0  # number of names that match but have no curve
-        self.media: dict[str, deque[Logged]] = {}  # the last ones of each name, with their positions after the end
-        self.media_left_out: int = 0  # number of values that are not kept because there are too many names
-        self.last: float = math.nan  # position of the last row
-        self.curves: dict[str, Curve] = {}
-        self.blames: list[Blame] = []
-        self.degraded = Degraded(0, 0, [])
-        self._definitions = Definitions()  # of the x axes
-        self._columns: dict[str, tuple[array[int], array[float]]] = {}  # numbers of the rows with a name; its values
-        self._matches = re.compile("|".join(map(translate, metrics))).match
-        self._skipped: set[str] = set()  # names that have no column
-
-    def define(self, record: Mapping[str, Any]) -> None:
-        """Take over the x axis of a metric or a pattern, as a file defines it (``run.define_metric``)."""
-        axis, name = record.get("step_metric"), record.get("name") or record.get("glob_name")
-        if axis and name and len(self._definitions.given) < MOST_NAMES:
-            self._definitions = self._definitions.followed_by(name, {"step_metric": axis})
-
-    def add(self, item: Mapping[str, Any]) -> None:
-        row, media = numbers_and_media(item)
-        for name, value in media.items():
-            if value.get("_type") not in KINDS_OF_MEDIA:
-                continue
-            if name[:_LONGEST_NAME] in self.media or len(self.media) < MOST_MEDIA:
-                self.media.setdefault(name[:_LONGEST_NAME], deque(maxlen=STEPS)).append((self.count, value))
-            else:
-                self.media_left_out += 1
-        columns, skipped = self._columns, self._skipped
-        for name, number in row.items():
-            column = columns.get(name)
-            if column is None and name not in skipped:
-                column = self._new(name)
-            if column is not None:
-                column[0].append(self.count)
-                column[1].append(number)
-        self.count += 1
-        check_values(self.count, (values for _, values in columns.values()))
-
-    def _new(self, name: str) -> tuple[array[int], array[float]] | None:
-        """Return the column of a new name; `None` if no curve, axis or heat map needs it, or there are too many."""
-        of_ranks = f"{name.removesuffix('/max')}{_ARGMAX}", f"{name.rpartition('/')[0]}{_STRAGGLER}"
-        is_needed = name in _ALWAYS or name.startswith(TIMES) or any(map(self._matches, of_ranks))
-        is_wanted = self._is_wanted(name[:_LONGEST_NAME])
-        has_room = name in _ALWAYS or len(self._columns) < MOST_NAMES
-        if (is_wanted or is_needed) and has_room and len(name) <= _LONGEST_NAME:
-            return self._columns.setdefault(name, (array("q"), array("d")))
-        if len(self._skipped) < 10 * MOST_NAMES:
-            self._skipped.add(name)
-            self.left_out += is_wanted
-        return None
-
-    def _is_wanted(self, name: str) -> bool:
-        return self._is_axis(name) or (name[:1] != "_" and self._matches(name) is not None)
-
-    def _is_axis(self, name: str) -> bool:
-        return name == TIME or name in self._definitions.axes
-
-    def end(self, budget: Budget) -> None:
-        """Make curves of the columns, after the last row."""
-        numbers = np.arange(self.count)
-
-        def by_row(name: str) -> Numbers:  # NaN where there is no value, or one that is not finite
-            found = np.full(self.count, math.nan)
-            if name in self._columns:
-                rows, values = self._columns[name]
-                found[np.array(rows)] = np.where(np.isfinite(values), values, math.nan)
-            return found
-
-        @cache
-        def positions(axis: str) -> Numbers:  # the last one until each row; NaN before the first
-            own = by_row(axis)
-            filled = own[np.maximum.accumulate(np.where(np.isnan(own), 0, numbers))]
-            return np.where(np.isnan(filled), numbers, filled) if axis == "_step" else filled
-
-        x = numbers.astype(float)
-        for axis in reversed(MAIN_AXES):
-            own = by_row(axis)
-            x = np.where(np.isnan(own), x, own)
-        self.last = float(x[-1]) if self.count else math.nan
-        self.degraded = _degraded(by_row(DEGRADED), x)
-        self.media = {
-            name: deque((float(x[int(row)]), value) for row, value in kept) for name, kept in self.media.items()
-        }
-        for name, (rows, values) in self._columns.items():
-            at, axis = np.array(rows), self._definitions.of(name).get("step_metric", "_step")
-            if self._is_axis(name) or math.isnan(positions(axis)[at[0]]):
-                axis = "_step"
-            if self._is_wanted(name) and axis != name:
-                self.curves[name] = Curve(budget, axis, positions(axis)[at], np.array(values))
-        blames: dict[str, Blame] = {}
-        for name, curve in self.curves.items():
-            if name.endswith(_ARGMAX):
-                base, ranks = name.removesuffix(_ARGMAX), by_row(name)
-                means, is_counted = by_row(base), ~np.isnan(ranks)
-                excess = by_row(f"{base}/max") - means
-            elif name == BUSY or name.endswith(_STRAGGLER):
-                base = RANK if name == BUSY else name  # only the rows in which one rank delays the others have it
-                start = base.removesuffix(_STRAGGLER)
-                ranks, means, excess = map(by_row, (base, f"{start}/step", f"{start}/straggler_excess"))
-                is_counted = ~(np.isnan(ranks) & np.isnan(by_row(BUSY)))
-            else:
-                continue
-            if base not in blames and len(blames) < _MOST_BLAMES:
-                series = (positions(curve.axis), ranks, excess, means)
-                blames[base] = Blame(base, curve.axis, *(one[is_counted] for one in series))
-        self.blames = list(blames.values())
-        self._columns.clear()
 
 
 def _degraded(missing: Numbers, x: Numbers) -> Degraded:
@@ -198,24 +83,33 @@ class FileForReport(Contents):
 
     stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are timings
 
-    def __init__(self, path: Path, directory: Directory, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
-        super().__init__(path, directory)
-        self.history: Rows = Rows(metrics)
+    def __init__(self, path: Path, directory: Directory, budget: Budget, metrics: Sequence[str] = ("*",)) -> None:
+        with_ranks = [pattern.removesuffix(_ARGMAX) for pattern in metrics if pattern.endswith(_ARGMAX)]
+        needed = f"{TIMES}*", DEGRADED, *with_ranks, *(f"{pattern}/max" for pattern in with_ranks)
+        super().__init__(path, directory, (*metrics, *needed))
+        self.metrics.also |= {*MAIN_AXES, TIME}
+        self.left_out: int = 0  # number of names that match but have no curve
+        self.media: dict[str, deque[Logged]] = {}  # the last ones of each name, with their positions at the end
+        self.media_left_out: int = 0  # number of values that are not kept because there are too many names
+        self.last: float = math.nan  # position of the last row
+        self.curves: dict[str, Curve] = {}
+        self.blames: list[Blame] = []
         self.system: dict[tuple[str, str], Curve] = {}  # by name and part (``"gpu 0"``; empty for the whole)
+        self.sampled_from: float = math.nan  # seconds since the epoch of the first sample of system metrics
         self.console: ConsoleTail = ConsoleTail()
         self.facts: dict[str, str] = {}  # what is known of the run beside its config
         self._environment: dict[str, Any] = {}
         self._budget = budget
+        self._definitions = Definitions()  # of the x axes
+        self._matches = re.compile("|".join(map(translate, metrics))).match
         self._samples: dict[tuple[str, str], tuple[array[float], array[float]]] = {}  # their minutes and values
-        self.sampled_from: float = math.nan  # seconds since the epoch of the first sample of system metrics
 
     def add(self, record: Record) -> None:
         kind, contents = record
         if kind == "history":
-            self.history.add(contents)
-            record = kind, {name: value for name, value in contents.items() if name.startswith(TIMES)}
+            self._add_media(contents)
         elif kind == "metric":
-            self.history.define(contents)
+            self._define(contents)
         elif kind == "stats":
             self._add_sample(contents)
         elif kind == "output_raw":
@@ -224,17 +118,36 @@ class FileForReport(Contents):
             self._environment |= contents
         super().add(record)
 
+    def _add_media(self, row: Mapping[str, Any]) -> None:
+        for name, value in numbers_and_media(row)[1].items():
+            if value.get("_type") not in KINDS_OF_MEDIA:
+                continue
+            if name[:_LONGEST_NAME] in self.media or len(self.media) < MOST_MEDIA:
+                self.media.setdefault(name[:_LONGEST_NAME], deque(maxlen=STEPS)).append((self.rows, value))
+            else:
+                self.media_left_out += 1
+
+    def _define(self, record: Mapping[str, Any]) -> None:
+        """Take over the x axis of a metric or a pattern, as a file defines it (``run.define_metric``)."""
+        axis, name = record.get("step_metric"), record.get("name") or record.get("glob_name")
+        if axis and name and len(self._definitions.given) < MOST_NAMES:
+            self._definitions = self._definitions.followed_by(name, {"step_metric": axis})
+            self.metrics.also.add(axis)
+
     def end(self, *, secrets: bool = False) -> None:
         """Finish after the last record; raise `ReadError` without data of a run.
 
         Without `secrets`, config and facts have none: the page may be handed on.
         """
         self.console.end()
-        self.history.end(self._budget)
+        self._draw(dict(self.metrics))
+        for name in [name for name in self.metrics if not name.startswith(TIMES)]:
+            del self.metrics[name]
         self.system = {
             key: Curve(self._budget, "minutes", *map(np.array, columns)) for key, columns in self._samples.items()
         }
         run = self.as_run()
+        self.metrics.clear()
         self.stored = run if secrets else replace(run, config=redacted(run.config))
         known = {**self.run, **self._environment}
         count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
@@ -254,6 +167,60 @@ class FileForReport(Contents):
             for name, fact in found.items()
             if fact
         }
+
+    def _draw(self, columns: Mapping[str, tuple[array[int], array[float]]]) -> None:
+        """Make curves of the rows."""
+        numbers = np.arange(self.rows)
+
+        def by_row(name: str) -> Numbers:  # NaN where there is no value, or one that is not finite
+            found = np.full(self.rows, math.nan)
+            if name in columns:
+                rows, values = columns[name]
+                found[np.array(rows)] = np.where(np.isfinite(values), values, math.nan)
+            return found
+
+        @cache
+        def positions(axis: str) -> Numbers:  # the last one until each row; NaN before the first
+            own = by_row(axis)
+            filled = own[np.maximum.accumulate(np.where(np.isnan(own), 0, numbers))]
+            return np.where(np.isnan(filled), numbers, filled) if axis == "_step" else filled
+
+        x = numbers.astype(float)
+        for axis in reversed(MAIN_AXES):
+            own = by_row(axis)
+            x = np.where(np.isnan(own), x, own)
+        self.last = float(x[-1]) if self.rows else math.nan
+        self.degraded = _degraded(by_row(DEGRADED), x)
+        self.media = {
+            name: deque((float(x[int(row)]), value) for row, value in kept) for name, kept in self.media.items()
+        }
+        axes = {TIME, *self._definitions.axes}
+        wanted = [name for name in columns if name in axes or (name[:1] != "_" and self._matches(name))]
+        drawn = [name for name in wanted if len(name) <= _LONGEST_NAME][:MOST_NAMES]
+        self.left_out = len(wanted) - len(drawn) + self.metrics.has_more
+        for name in drawn:
+            at, axis = np.array(columns[name][0]), self._definitions.of(name).get("step_metric", "_step")
+            if name in axes or math.isnan(positions(axis)[at[0]]):
+                axis = "_step"
+            if axis != name:
+                self.curves[name] = Curve(self._budget, axis, positions(axis)[at], np.array(columns[name][1]))
+        blames: dict[str, Blame] = {}
+        for name, curve in self.curves.items():
+            if name.endswith(_ARGMAX):
+                base, ranks = name.removesuffix(_ARGMAX), by_row(name)
+                means, is_counted = by_row(base), ~np.isnan(ranks)
+                excess = by_row(f"{base}/max") - means
+            elif name == BUSY or name.endswith(_STRAGGLER):
+                base = RANK if name == BUSY else name  # only the rows in which one rank delays the others have it
+                start = base.removesuffix(_STRAGGLER)
+                ranks, means, excess = map(by_row, (base, f"{start}/step", f"{start}/straggler_excess"))
+                is_counted = ~(np.isnan(ranks) & np.isnan(by_row(BUSY)))
+            else:
+                continue
+            if base not in blames and len(blames) < _MOST_BLAMES:
+                series = (positions(curve.axis), ranks, excess, means)
+                blames[base] = Blame(base, curve.axis, *(one[is_counted] for one in series))
+        self.blames = list(blames.values())
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
         """Add a sample of system metrics, at the minutes since the first sample."""
