@@ -70,60 +70,51 @@ def _heading(run: LocalRun) -> Text:
             facts.append(f"rank {job.global_rank} of {job.world_size}")
             if job.label is not None:
                 facts.append(f"label {visible(job.label)}{' (primary)' if job.primary else ''}")
-    found = Text.assemble(("● ", style), (visible(run.id), "bold"), "  ", visible(run.name or ""))
-    found.rstrip()
+    title = Text.assemble(("● ", style), (visible(run.id), "bold"), "  ", visible(run.name or ""))
+    title.rstrip()
     ends = {"finished": "finished", "failed": f"failed (exit code {run.exit_code})"}
     state = ends.get(run.state, "no end recorded (running, or killed)")
-    found.append("\n  ").append(state, style).append("".join(f" · {fact}" for fact in facts))
+    lines = [title, Text.assemble((state, style), *(f" · {fact}" for fact in facts))]
     if len(run.writers) == 1:
-        for path in run.files:
-            found.append("\n  ").append(visible(str(path.parent)), "dim")
-        for problem in run.problems:
-            found.append("\n  ").append(f"! {visible(problem)}", "yellow")
+        lines += [Text(visible(str(path.parent)), "dim") for path in run.files]
+        lines += [Text(f"! {visible(problem)}", "yellow") for problem in run.problems]
     else:
-        _add_writers(found, run)
-    for finding in findings(timings_of(run.metrics), job.world_size if job else 0):
-        found.append("\n  ").append(visible(finding), "bold red")
+        lines += _lines_of_writers(run)
+    lines += [Text(visible(one), "bold red") for one in findings(timings_of(run.metrics), job.world_size if job else 0)]
     stalls, count = stalls_of(part.directory for part in parts)
     for stall in stalls:
         style = "bold red" if stall.lasted is None else "yellow"
-        found.append("\n  ").append("stood still", style).append(f" {visible(str(stall))}")
+        lines.append(Text.assemble(("stood still", style), f" {visible(str(stall))}"))
     if count > len(stalls):
-        found.append(f"\n  and {number_of(count - len(stalls), 'earlier stall')}")
-    return found
+        lines.append(Text(f"and {number_of(count - len(stalls), 'earlier stall')}"))
+    return Text("\n  ").join(lines)
 
 
-def _add_writers(text: Text, run: LocalRun) -> None:
-    """Add a line for each writer; if there are many, first for those that differ from the others."""
-    notable = sorted(
-        run.writers, key=lambda writer: not (writer.primary or writer.problems or writer.state != run.state)
-    )
-    shown = set(map(id, notable[:_MOST_WRITERS_SHOWN]))
+def _lines_of_writers(run: LocalRun) -> Iterator[Text]:
+    """Yield a line for each writer; of many, for some, first for those that differ from the others."""
+    notable = sorted(run.writers, key=lambda one: not (one.primary or one.problems or one.state != run.state))
+    shown = [writer for writer in run.writers if writer in notable[:_MOST_WRITERS_SHOWN]]
     folders = [path.parent for path in run.files]
     if len({folder.is_absolute() for folder in folders}) > 1:
         folders = [folder.absolute() for folder in folders]
     top = Path(os.path.commonpath(folders))
-    text.append("\n  ").append(visible(str(top)), "dim")
-    labels = [writer.label or "without a label" for writer in run.writers if id(writer) in shown]
-    room = max(map(len, labels), default=0)
-    for writer in run.writers:
-        if id(writer) not in shown:
-            continue
+    yield Text(visible(str(top)), "dim")
+    room = max(len(writer.label or "without a label") for writer in shown)
+    for writer in shown:
         style, words = STATES[writer.state]
-        text.append("\n  ").append("● ", style).append(f"{visible(writer.label or 'without a label'):<{room}}  ")
         facts = [f"{words} (exit code {writer.parts[-1].exit_code})" if writer.state == "failed" else words]
         facts += [number_of(writer.rows, "row")]
         facts += [
             f"{what} {value}" for what, value in (("rank", writer.rank), ("node", writer.node)) if value is not None
         ]
         facts += ["primary"] * writer.primary
-        text.append(", ".join(facts))
-        for path in dict.fromkeys(part.path.parent for part in writer.parts):
-            text.append(f"  {visible(os.path.relpath(path, top))}", "dim")
-        for problem in writer.problems:
-            text.append("\n    ").append(f"! {visible(problem)}", "yellow")
+        of_writer = f"{visible(writer.label or 'without a label'):<{room}}  {', '.join(facts)}"
+        paths = dict.fromkeys(part.path.parent for part in writer.parts)
+        where = "".join(f"  {visible(os.path.relpath(path, top))}" for path in paths)
+        yield Text.assemble(("● ", style), of_writer, (where, "dim"))
+        yield from (Text(f"  ! {visible(problem)}", "yellow") for problem in writer.problems)
     if len(run.writers) > len(shown):
-        text.append(f"\n  and {len(run.writers) - len(shown)} writers more")
+        yield Text(f"and {len(run.writers) - len(shown)} writers more")
 
 
 def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> dict[str, MetricHistory]:
