@@ -153,26 +153,6 @@ def rows_in(path: Path, within: Directory | None = None) -> Iterator[dict[str, A
     return (contents for kind, contents in read_records(path, within=within) if kind == "history")
 
 
-class _Config(dict[str, Any]):
-    """A config of bounded size. Values that exceed it are counted and dropped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left_out: int = 0
-        self._sizes: dict[str, int] = {}
-        self._size = 0
-
-    def put(self, update: Mapping[str, Any]) -> None:
-        for name, value in update.items():
-            size = len(name) + len(repr(value))
-            total = self._size - self._sizes.get(name, 0) + size
-            if total > _LARGEST_CONFIG:
-                self.left_out += 1
-                continue
-            self[name] = value
-            self._sizes[name], self._size = size, total
-
-
 class Contents:
     """Collects the contents of one file's records, and as `problems` the damaged parts that are skipped."""
 
@@ -181,7 +161,10 @@ class Contents:
         self.directory = directory
         self.problems: list[str] = []
         self.run: dict[str, Any] = {}
-        self.config: _Config = _Config()
+        self.config: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}  # of the values of the config
+        self._size = 0  # of all of them
+        self._left_out = 0  # number of values that are too large for it
         self.exit_code: int | None = None
         self.step_axis: str | None = None
         self.rows: int = 0
@@ -206,13 +189,23 @@ class Contents:
         elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = contents
             self.branches |= bool(contents.get("branch_point"))
-            self.config.put(contents.get("config", {}).get("update", {}))
+            self._configure(contents.get("config", {}))
         elif kind == "config":
-            self.config.put(contents.get("update", {}))
+            self._configure(contents)
         elif kind == "exit":
             self.exit_code = contents.get("exit_code", 0)
         elif kind == "metric" and contents.get("glob_name") == "*":
             self.step_axis = contents.get("step_metric")
+
+    def _configure(self, contents: Mapping[str, Any]) -> None:
+        for name, value in contents.get("update", {}).items():
+            size = len(name) + len(repr(value))
+            total = self._size - self._sizes.get(name, 0) + size
+            if total <= _LARGEST_CONFIG:
+                self.config[name] = value
+                self._sizes[name], self._size = size, total
+            else:
+                self._left_out += 1
 
     def as_run(self) -> StoredRun:
         """Return the run that the records describe, with the sidecar in the file's directory, and all problems.
@@ -220,8 +213,8 @@ class Contents:
         Raises `ReadError` if there is no readable data of a run.
         """
         path, run, found = self.path, self.run, [*self.problems]
-        if self.config.left_out:
-            found.append(f"{self.config.left_out} values of its config are left out because it is too large")
+        if self._left_out:
+            found.append(f"{self._left_out} values of its config are left out because it is too large")
         if not run and not self.rows:
             size = path.stat().st_size if path.exists() else 0
             if found:

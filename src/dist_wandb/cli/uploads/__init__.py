@@ -111,20 +111,18 @@ def _planned_upload(run: UploadRun, *, is_refused: bool) -> Text:
         what, style = ("refused", "red") if is_refused else ("to upload", "green")
     facts = [kind, number_of(sum(file.run.rows for file in run.files), "row")]
     facts += [f"project {visible('/'.join(filter(None, (run.entity, run.project))))}"] if run.project else []
-    text = Text.assemble(("● ", style), (visible(run.run_id), "bold"), "  ", visible(last.name or ""))
-    text.rstrip()
-    text.append(f"\n  {what}", style).append("".join(f" · {fact}" for fact in facts))
+    title = Text.assemble(("● ", style), (visible(run.run_id), "bold"), "  ", visible(last.name or ""))
+    title.rstrip()
+    lines = [title, Text.assemble((what, style), *(f" · {fact}" for fact in facts))]
     for number, file in enumerate(run.files, start=1):
         done = _BY_LOG if file.by_log else "uploaded already"
         left = done if file.is_uploaded else number_of(file.rows_left, "row")
         role = file.run.shared_as
         writer = f"{visible(role.label or '')}{' (primary)' if role.primary else ''}: " if role else ""
-        text.append(f"\n  {number}. {writer}{left}").append(f"  {visible(str(file.path.parent))}", "dim")
-    for reason in (*run.dangers, *run.refusals):
-        text.append("\n  ").append(f"! {visible(reason)}", "yellow")
-    for note in run.notes:
-        text.append(f"\n  {visible(note)}", "dim")
-    return text
+        lines.append(Text.assemble(f"{number}. {writer}{left}", (f"  {visible(str(file.path.parent))}", "dim")))
+    lines += [Text(f"! {visible(reason)}", "yellow") for reason in (*run.dangers, *run.refusals)]
+    lines += [Text(visible(note), "dim") for note in run.notes]
+    return Text("\n  ").join(lines)
 
 
 def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
