@@ -170,27 +170,30 @@ class FileForReport(Contents):
 
     def _draw(self, columns: Mapping[str, tuple[array[int], array[float]]]) -> None:
         """Make curves of the rows."""
-        numbers = np.arange(self.rows)
 
-        def by_row(name: str) -> Numbers:  # NaN where there is no value, or one that is not finite
-            found = np.full(self.rows, math.nan)
-            if name in columns:
-                rows, values = columns[name]
-                found[np.array(rows)] = np.where(np.isfinite(values), values, math.nan)
-            return found
-
+        # All of this takes time and memory in proportion to the number of values, not to rows times names.
         @cache
-        def positions(axis: str) -> Numbers:  # the last one until each row; NaN before the first
-            own = by_row(axis)
-            filled = own[np.maximum.accumulate(np.where(np.isnan(own), 0, numbers))]
-            return np.where(np.isnan(filled), numbers, filled) if axis == "_step" else filled
+        def column(name: str) -> tuple[Numbers, Numbers]:  # the finite values, after one of a row before all others
+            rows, values = map(np.array, columns.get(name, (array("I"), array("d"))))
+            is_finite = np.isfinite(values)
+            return np.append(-1, rows[is_finite]), np.append(math.nan, values[is_finite])
 
-        x = numbers.astype(float)
+        def values_in(name: str, at: Numbers) -> Numbers:  # NaN in rows that have none
+            rows, values = column(name)
+            place = np.searchsorted(rows, at, "right") - 1
+            return np.where(rows[place] == at, values[place], math.nan)
+
+        def positions(axis: str, at: Numbers) -> Numbers:  # the last ones until some rows; NaN before the first
+            rows, values = column(axis)
+            found = values[np.searchsorted(rows, at, "right") - 1]
+            return np.where(np.isnan(found), at, found) if axis == "_step" else found
+
+        x = all_rows = np.arange(self.rows, dtype=float)
         for axis in reversed(MAIN_AXES):
-            own = by_row(axis)
+            own = values_in(axis, all_rows)
             x = np.where(np.isnan(own), x, own)
         self.last = float(x[-1]) if self.rows else math.nan
-        self.degraded = _degraded(by_row(DEGRADED), x)
+        self.degraded = _degraded(values_in(DEGRADED, all_rows), x)
         self.media = {
             name: deque((float(x[int(row)]), value) for row, value in kept) for name, kept in self.media.items()
         }
@@ -199,27 +202,28 @@ class FileForReport(Contents):
         drawn = [name for name in wanted if len(name) <= _LONGEST_NAME][:MOST_NAMES]
         self.left_out = len(wanted) - len(drawn) + self.metrics.has_more
         for name in drawn:
-            at, axis = np.array(columns[name][0]), self._definitions.of(name).get("step_metric", "_step")
-            if name in axes or math.isnan(positions(axis)[at[0]]):
+            rows, values = map(np.array, columns[name])
+            axis = "_step" if name in axes else self._definitions.of(name).get("step_metric", "_step")
+            if math.isnan(positions(axis, rows)[0]):
                 axis = "_step"
             if axis != name:
-                self.curves[name] = Curve(self._budget, axis, positions(axis)[at], np.array(columns[name][1]))
+                self.curves[name] = Curve(self._budget, axis, positions(axis, rows), values)
         blames: dict[str, Blame] = {}
         for name, curve in self.curves.items():
             if name.endswith(_ARGMAX):
-                base, ranks = name.removesuffix(_ARGMAX), by_row(name)
-                means, is_counted = by_row(base), ~np.isnan(ranks)
-                excess = by_row(f"{base}/max") - means
+                base, ranks, at = name.removesuffix(_ARGMAX), name, column(name)[0][1:]
+                means = values_in(base, at)
+                excess = values_in(f"{base}/max", at) - means
             elif name == BUSY or name.endswith(_STRAGGLER):
-                base = RANK if name == BUSY else name  # only the rows in which one rank delays the others have it
+                base = ranks = RANK if name == BUSY else name  # only rows in which one rank delays the others have it
+                at = np.union1d(column(ranks)[0][1:], column(BUSY)[0][1:])
                 start = base.removesuffix(_STRAGGLER)
-                ranks, means, excess = map(by_row, (base, f"{start}/step", f"{start}/straggler_excess"))
-                is_counted = ~(np.isnan(ranks) & np.isnan(by_row(BUSY)))
+                means, excess = values_in(f"{start}/step", at), values_in(f"{start}/straggler_excess", at)
             else:
                 continue
             if base not in blames and len(blames) < _MOST_BLAMES:
-                series = (positions(curve.axis), ranks, excess, means)
-                blames[base] = Blame(base, curve.axis, *(one[is_counted] for one in series))
+                x = positions(curve.axis, at)
+                blames[base] = Blame(base, curve.axis, x, values_in(ranks, at), excess, means)
         self.blames = list(blames.values())
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
