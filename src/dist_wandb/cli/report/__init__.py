@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import webbrowser
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -78,14 +78,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     directories, names = directories_and_names(arguments.what)
-    is_selective = names or arguments.last or arguments.state or arguments.where
-    choose = (lambda runs: selected(runs, names, arguments)) if is_selective else None
     plotly_script()  # fails before the runs are read, which may take long
     try:
         check_target(output)
         with working("reading the runs"):
-            metrics, by_values = arguments.metric or ("*",), bool(arguments.where)
-            report = build(directories, metrics, secrets=arguments.secrets, choose=choose, by_values=by_values)
+            files = None
+            if names or arguments.last or arguments.state or arguments.where:
+                stored, errors = runs_below(directories, ("*",) if arguments.where else None)  # its values are compared
+                chosen = selected(brought_together(stored), names, arguments)
+                files = {part.path: part.directory for run in chosen for part in parts_of(run)}, errors
+            report = build(directories, arguments.metric or ("*",), files, secrets=arguments.secrets)
             size = write_page(report, output)
     except OSError as error:
         raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None
@@ -101,20 +103,12 @@ def _run(arguments: argparse.Namespace) -> int:
 def build(
     directories: Sequence[Path],
     metrics: Sequence[str] = ("*",),
+    files: tuple[dict[Path, Directory], list[tuple[Path, ReadError]]] | None = None,
     *,
     secrets: bool = False,
-    choose: Callable[[list[LocalRun]], list[LocalRun]] | None = None,
-    by_values: bool = False,
 ) -> Report:
-    """Read the runs below directories, or ``.wandb`` files, of those that `choose` returns; raise `ReadError` if none.
-
-    The runs of `choose` have their metrics if `by_values`, which costs one more reading of all rows.
-    """
-    if choose is None:
-        files, errors = files_below(directories)
-    else:
-        runs, errors = runs_below(directories, ("*",) if by_values else None)
-        files = {part.path: part.directory for run in choose(brought_together(runs)) for part in parts_of(run)}
+    """Read the `files` below directories, all if `None`, beside which the errors stand; raise `ReadError` if none."""
+    chosen, errors = files or files_below(directories)
     budget = Budget(_STRETCHES)
 
     def read(path: Path, within: Directory) -> FileForReport:
@@ -123,10 +117,10 @@ def build(
         file.end(secrets=secrets)
         return file
 
-    found, unreadable = read_each(files, read)
+    found, unreadable = read_each(chosen, read)
     problems = [str(error) for _, error in unreadable + errors]
     below = " or ".join(repr(str(directory)) for directory in directories)
-    if not found and (problems or choose is None):
+    if not found and problems:
         raise ReadError(f"None of the runs below {below} can be read. {' '.join(problems[:5])}")
     if not found:
         raise ConfigurationError(f"No run below {below} is selected. Give other names, --where or --state.")
