@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -33,16 +32,14 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _GAP = "·"
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command of the command line. `example` has the arguments of an example; `run` returns the exit code."""
-
-    name: str
-    summary: str
-    description: str
-    example: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], *, summary: str, about: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a command to what `add_subparsers` has returned; return its parser. `run` returns the exit code."""
+    epilog = f"Example: dist-wandb {name} {example}"
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=about, epilog=epilog)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
 
 
 def add_secrets_argument(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from dist_wandb import __version__
 from dist_wandb.cli.command import (
-    Command,
+    add_command,
     add_secrets_argument,
     add_selection_arguments,
     directories_and_names,
@@ -60,7 +60,18 @@ _SHOWN_VALUES = 8  # of one name of the config, if writers differ
 _LINES_OF_CONSOLE, _LEAST_LINES = 20_000, 20  # of all processes together; of each one
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_to(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "report",
+        _run,
+        summary="write W&B runs into one HTML file that compares them",
+        about="Write the W&B runs below directories into one HTML file that needs no network: a table that compares "
+        "the runs, curves with the ranks' spread, who is slow and when, system metrics, config, media and console. "
+        "Needs plotly: pip install 'dist-wandb[report]'. Nothing is uploaded or changed. Exit code 1 if a run cannot "
+        "be read.",
+        example="wandb --where 'lr>=0.1' --open",
+    )
     add_selection_arguments(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default="report.html", help="the file to write (%(default)s)"
@@ -264,15 +275,3 @@ def _flat(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(value: str | None) -> str | None:
     return None if value is None else plain(value)[:_LONGEST_NAME]
-
-
-COMMAND = Command(
-    name="report",
-    summary="write W&B runs into one HTML file that compares them",
-    description="Write the W&B runs below directories into one HTML file that needs no network: a table that compares "
-    "the runs, curves with the ranks' spread, who is slow and when, system metrics, config, media and console. Needs "
-    "plotly: pip install 'dist-wandb[report]'. Nothing is uploaded or changed. Exit code 1 if a run cannot be read.",
-    example="wandb --where 'lr>=0.1' --open",
-    add_arguments=_add_arguments,
-    run=_run,
-)

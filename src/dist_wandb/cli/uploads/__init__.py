@@ -7,12 +7,13 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_trust_argument, console, number_of
+from dist_wandb.cli.command import add_command, add_trust_argument, console, number_of
 from dist_wandb.cli.uploads.execution import remember, upload
 from dist_wandb.cli.uploads.plan import Terms, UploadFile, UploadRun, plan_uploads
 from dist_wandb.cli.uploads.state import remove_left_copies
@@ -23,7 +24,17 @@ from dist_wandb.wandb_files.runs import runs_below
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_to(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "sync",
+        _run,
+        summary="upload the W&B runs below directories",
+        about="Upload the W&B runs below directories: offline ones, and online ones whose upload was "
+        "interrupted. The ranks of a shared run become one shared run. Confirmed rows are not sent again, so the "
+        "command can be repeated. Exit code 0 if everything is uploaded, else 1.",
+        example="--dry-run wandb",
+    )
     parser.add_argument(
         "directories", metavar="DIR", type=Path, nargs="+", help="directories to search, at any depth; or .wandb files"
     )
@@ -188,15 +199,3 @@ def _summary(
     parts = [f"{count} {words}" for words, count in counts.items() if count]
     end = "\nNothing was uploaded: this was a dry run." if dry_run else ""
     return Text(f"\n{number_of(len(plan), 'run')}: {', '.join(parts) or 'nothing to do'}{end}")
-
-
-COMMAND = Command(
-    name="sync",
-    summary="upload the W&B runs below directories",
-    description="Upload the W&B runs below directories: offline ones, and online ones whose upload was "
-    "interrupted. The ranks of a shared run become one shared run. Confirmed rows are not sent again, so the "
-    "command can be repeated. Exit code 0 if everything is uploaded, else 1.",
-    example="--dry-run wandb",
-    add_arguments=_add_arguments,
-    run=_run,
-)
