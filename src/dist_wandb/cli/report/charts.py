@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -66,10 +66,9 @@ class Drawing:
         return sorted(found, key=lambda one: (_importance(one.name), -one.share))[:50]
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
-        sidecar = file.stored.sidecar
+        role = file.stored.shared_as
         axes = {curve.axis for curve in file.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
-        is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
-        label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
+        label = f"{role.label}/" if role and role.label else None
         spread = ("/min", "/max", "/argmax_rank")  # a deviation is a metric of its own
         parts = {f"{base}{part}": (base, part) for base in spreads_among(file.curves) for part in spread}
         for name, curve in file.curves.items():
@@ -79,7 +78,7 @@ class Drawing:
                 continue
             metric, part = parts.get(name, (name, ""))
             rank = None  # of a line of its own
-            if is_job or is_secondary or (label and name.startswith(label)):
+            if is_job or (role and not role.primary) or (label and name.startswith(label)):
                 metric, rank = name.removeprefix(label or ""), writer
             elif found := of_rank(name):
                 metric, rank = found[1], f"rank {int(found[0].rpartition('-')[2])}"
@@ -155,17 +154,15 @@ def _band(ranks: Sequence[Stretches]) -> tuple[Line, Line, Line]:
 
 def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
     """Return the heat maps of the metrics that name a rank or have a line for each rank: timings first, system last."""
-    makers: dict[str, Callable[[], HeatMap | None]]
-    makers = {name: partial(blame.heat_map, drawing.world) for name, blame in drawing.blames.items()}
-    # Of a metric that has both, the ranks' own values are shown.
     curves = drawing.metrics | {f"system: {name}": drawn for name, drawn in drawing.system.items()}
-    makers |= {name: partial(_heat_map, name, drawn) for name, drawn in curves.items() if len(drawn.ranks) > 1}
+    own = {name: drawn for name, drawn in curves.items() if len(drawn.ranks) > 1}
     found: list[HeatMap] = []
     room = _MOST_HEAT_CELLS
-    for name in sorted(makers, key=lambda name: (_importance(name), natural_order(name))):
-        heat = makers[name]() if len(found) < _MOST_HEAT_MAPS else None
+    for name in sorted({*drawing.blames, *own}, key=lambda name: (_importance(name), natural_order(name))):
+        # Of a metric that has both, the ranks' own values are shown.
+        heat = _heat_map(name, own[name]) if name in own else drawing.blames[name].heat_map(drawing.world)
         room -= sum(map(len, heat.cells)) if heat else 0
-        if found and room < 0:
+        if found and (room < 0 or len(found) == _MOST_HEAT_MAPS):
             break
         found += [heat] if heat else []
     return found
