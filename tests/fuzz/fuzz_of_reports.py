@@ -21,10 +21,10 @@ _RUN_FILE = Path("/nowhere/offline-run-1-exp/run-exp.wandb")
 
 
 def _read_inspection(data: bytes) -> None:
-    file = FileForReport(Budget(1000))
+    file = FileForReport(_RUN_FILE, Directory(_RUN_FILE.parent, 0, 0), Budget(1000))
     for record in decoded(data):
         file.add(record)
-    file.end(_RUN_FILE, [], Directory(_RUN_FILE.parent, 0, 0))
+    file.end()
     runs = sections([file], media.MediaReader(1000))
     text = json_of(Report(["d"], "now", "1", runs, []))
     assert not set("<>&") & set(text)

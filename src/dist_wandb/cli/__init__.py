@@ -15,7 +15,6 @@ from dist_wandb import __version__
 from dist_wandb.cli import doctor, plan, report, show, uploads
 from dist_wandb.errors import ConfigurationError, DistWandbError
 
-_COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, report.COMMAND, uploads.COMMAND)
 _CONTINUES = "An upload continues after the rows that the server has confirmed when it is started again."
 
 
@@ -61,13 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        subparser = subparsers.add_parser(
-            command.name,
-            help=command.summary,
-            description=command.description,
-            epilog=f"Example: dist-wandb {command.name} {command.example}",
-        )
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run, parser=subparser)
+    for command in (plan, doctor, show, report, uploads):
+        command.add_to(subparsers)
     return parser

@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -25,23 +24,21 @@ from rich.text import Text
 from dist_wandb.errors import ReadError
 from dist_wandb.runs.client_settings import TRUST_OPTION, is_address, usual_directories
 from dist_wandb.wandb_files.reading import State, trend_of
-from dist_wandb.wandb_files.runs import LocalRun
-from dist_wandb.wandb_files.selection import Condition, chosen
+from dist_wandb.wandb_files.runs import LocalRun, parts_of
+from dist_wandb.wandb_files.selection import chosen
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _GAP = "·"
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command of the command line. `example` has the arguments of an example; `run` returns the exit code."""
-
-    name: str
-    summary: str
-    description: str
-    example: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], *, summary: str, about: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a command to what `add_subparsers` has returned; return its parser. `run` returns the exit code."""
+    epilog = f"Example: dist-wandb {name} {example}"
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=about, epilog=epilog)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
 
 
 def add_secrets_argument(parser: argparse.ArgumentParser) -> None:
@@ -95,13 +92,10 @@ def _is_path(text: str) -> bool:
 
 def selected(runs: Sequence[LocalRun], names: Sequence[str], arguments: argparse.Namespace) -> list[LocalRun]:
     """Return the runs with one of the names, if any, that the options select."""
-    found = chosen(runs, names, [Condition.parse(text) for text in arguments.where], arguments.state)
-    return sorted(found, key=_last_start)[-1:] if arguments.last else found
-
-
-def _last_start(run: LocalRun) -> str:
-    """A sort key: a run that was resumed has several starts, of which `LocalRun.started` is the first."""
-    return max(part.started or "" for writer in run.writers for part in writer.parts)
+    found = chosen(runs, names, arguments.where, arguments.state)
+    # A run that was resumed has several starts, of which `LocalRun.started` is the first.
+    in_order = sorted(found, key=lambda run: max(part.started or "" for part in parts_of(run)))
+    return in_order[-1:] if arguments.last else found
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:

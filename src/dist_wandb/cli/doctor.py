@@ -24,7 +24,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from rich.table import Table
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_trust_argument, console, print_json
+from dist_wandb.cli.command import add_command, add_trust_argument, console, print_json
 from dist_wandb.errors import ConfigurationError, DistWandbError, visible
 from dist_wandb.job.launch import DetectedLauncher, Launch, detected_launchers, doubts_of, job_name
 from dist_wandb.job.topology import Topology
@@ -228,7 +228,18 @@ def ask(base_url: str, key: str | None, timeout: float) -> Server:
     return Server(answers=True, user=user, problem="" if user or not key else _NOT_ACCEPTED)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_to(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "doctor",
+        _run,
+        summary="print this process's rank and the run it would open, and check wandb's setup",
+        about="Print which rank this process would be if it called dist_wandb.init now, and from which source, "
+        "which run it would open, whether wandb is configured and its server answers, and warnings. Start it as you "
+        "start your script. Nothing is opened or written. Exit code 1 if init would raise an error, or if the server "
+        "was not asked because it may not get the API key.",
+        example="--run-mode shared",
+    )
     parser.add_argument("--run-mode", metavar="MODE", help=f"{', '.join(RUN_MODES)} (default: as dist_wandb.init)")
     parser.add_argument("--rank-scope", metavar="SCOPE", help=f"{', '.join(RANK_SCOPES)} (default: as dist_wandb.init)")
     parser.add_argument(
@@ -332,16 +343,3 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
     return seconds
-
-
-COMMAND = Command(
-    name="doctor",
-    summary="print this process's rank and the run it would open, and check wandb's setup",
-    description="Print which rank this process would be if it called dist_wandb.init now, and from which source, "
-    "which run it would open, whether wandb is configured and its server answers, and warnings. Start it as you "
-    "start your script. Nothing is opened or written. Exit code 1 if init would raise an error, or if the server was "
-    "not asked because it may not get the API key.",
-    example="--run-mode shared",
-    add_arguments=_add_arguments,
-    run=_run,
-)

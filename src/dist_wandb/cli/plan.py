@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, console, number_of, print_json, table
+from dist_wandb.cli.command import add_command, console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
 from dist_wandb.job.ranges import ranges_of
 from dist_wandb.job.topology import Topology
@@ -23,7 +23,15 @@ from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run, 
 _MOST_SHOWN = 64  # ranks with a line each; in larger jobs, ranks that do the same share a line
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_to(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "plan",
+        _run,
+        summary="print which W&B run every rank would open",
+        about="Print, for every rank of a job, which W&B run it would open. Nothing is started or written.",
+        example="--nodes 2 --procs-per-node 4 --run-mode shared --rank-scope worker",
+    )
     parser.add_argument("--nodes", type=_positive, metavar="N", help="number of nodes (default: 1)")
     parser.add_argument("--procs-per-node", type=_positive, metavar="M", help="processes on every node (default: 1)")
     parser.add_argument(
@@ -228,13 +236,3 @@ def _layout(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(
             f"{error}, in {text!r}. Give the processes of each node, separated by commas: 3,5"
         ) from None
-
-
-COMMAND = Command(
-    name="plan",
-    summary="print which W&B run every rank would open",
-    description="Print, for every rank of a job, which W&B run it would open. Nothing is started or written.",
-    example="--nodes 2 --procs-per-node 4 --run-mode shared --rank-scope worker",
-    add_arguments=_add_arguments,
-    run=_run,
-)

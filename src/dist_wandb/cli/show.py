@@ -22,7 +22,7 @@ from rich.text import Text
 
 from dist_wandb.cli.command import (
     Column,
-    Command,
+    add_command,
     add_secrets_argument,
     add_selection_arguments,
     console,
@@ -40,7 +40,7 @@ from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.settings.config_values import redacted
 from dist_wandb.wandb_files.reading import trend_of
-from dist_wandb.wandb_files.runs import LocalRun, brought_together, rows_of, runs_below
+from dist_wandb.wandb_files.runs import LocalRun, brought_together, parts_of, rows_of, runs_below
 from dist_wandb.wandb_files.selection import SPREAD, check_metrics, differing, of_rank, ordered, value_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 
@@ -52,7 +52,17 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _MOST_CARDS = 5  # more runs are a table, unless --details is given
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_to(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "show",
+        _run,
+        summary="print the W&B runs below a directory",
+        about="Print the W&B runs below a directory: their writers, how they ended, and the last, smallest and "
+        "largest value of each metric. Many runs are a table. Nothing is uploaded or changed. Exit code 1 if a run "
+        "cannot be read.",
+        example="wandb --last --metric 'val/*'",
+    )
     selection = add_selection_arguments(parser)
     selection.add_argument("--sort", metavar="KEY", help="sort by a value, such as val/loss")
     selection.add_argument("--reverse", action="store_true", help="reverse the order")
@@ -182,7 +192,7 @@ def _print_end(
 
 
 def run_as_json(run: LocalRun, patterns: Sequence[str]) -> dict[str, Any]:
-    parts = [part for writer in run.writers for part in writer.parts]
+    parts = parts_of(run)
     about = ("name", "project", "group", "job_type", "tags", "config", "started", "state", "exit_code", "rows")
     return {
         "run_id": run.id,
@@ -336,15 +346,3 @@ def _in_words(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return number(value)
     return visible(value if isinstance(value, str) else json.dumps(value))
-
-
-COMMAND = Command(
-    name="show",
-    summary="print the W&B runs below a directory",
-    description="Print the W&B runs below a directory: their writers, how they ended, and the last, smallest and "
-    "largest value of each metric. Many runs are a table. Nothing is uploaded or changed. Exit code 1 if a run cannot "
-    "be read.",
-    example="wandb --last --metric 'val/*'",
-    add_arguments=_add_arguments,
-    run=_run,
-)

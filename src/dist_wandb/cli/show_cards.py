@@ -18,9 +18,9 @@ from dist_wandb.cli.command import Column, fitting, number, number_of, sparkline
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import DistWandbError, in_words, visible
 from dist_wandb.wandb_files.finding import files_below
-from dist_wandb.wandb_files.reading import Contents, MetricHistory, StoredRun
+from dist_wandb.wandb_files.reading import Contents, MetricHistory
 from dist_wandb.wandb_files.records import PAUSE, read_records
-from dist_wandb.wandb_files.runs import LocalRun, brought_together
+from dist_wandb.wandb_files.runs import LocalRun, brought_together, parts_of
 from dist_wandb.wandb_files.selection import SPREAD, by_rank, of_rank, spreads_among, timings_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
@@ -56,7 +56,7 @@ def card(run: LocalRun, patterns: Sequence[str], width: int) -> tuple[Text, Rend
 
 
 def _heading(run: LocalRun) -> Text:
-    parts = [part for writer in run.writers for part in writer.parts]
+    parts = parts_of(run)
     job = run.writers[0].parts[-1].sidecar
     style, _ = STATES[run.state]
     facts = [number_of(run.rows, "row")]
@@ -70,60 +70,51 @@ def _heading(run: LocalRun) -> Text:
             facts.append(f"rank {job.global_rank} of {job.world_size}")
             if job.label is not None:
                 facts.append(f"label {visible(job.label)}{' (primary)' if job.primary else ''}")
-    found = Text.assemble(("● ", style), (visible(run.id), "bold"), "  ", visible(run.name or ""))
-    found.rstrip()
+    title = Text.assemble(("● ", style), (visible(run.id), "bold"), "  ", visible(run.name or ""))
+    title.rstrip()
     ends = {"finished": "finished", "failed": f"failed (exit code {run.exit_code})"}
     state = ends.get(run.state, "no end recorded (running, or killed)")
-    found.append("\n  ").append(state, style).append("".join(f" · {fact}" for fact in facts))
+    lines = [title, Text.assemble((state, style), *(f" · {fact}" for fact in facts))]
     if len(run.writers) == 1:
-        for path in run.files:
-            found.append("\n  ").append(visible(str(path.parent)), "dim")
-        for problem in run.problems:
-            found.append("\n  ").append(f"! {visible(problem)}", "yellow")
+        lines += [Text(visible(str(path.parent)), "dim") for path in run.files]
+        lines += [Text(f"! {visible(problem)}", "yellow") for problem in run.problems]
     else:
-        _add_writers(found, run)
-    for finding in findings(timings_of(run.metrics), job.world_size if job else 0):
-        found.append("\n  ").append(visible(finding), "bold red")
+        lines += _lines_of_writers(run)
+    lines += [Text(visible(one), "bold red") for one in findings(timings_of(run.metrics), job.world_size if job else 0)]
     stalls, count = stalls_of(part.directory for part in parts)
     for stall in stalls:
         style = "bold red" if stall.lasted is None else "yellow"
-        found.append("\n  ").append("stood still", style).append(f" {visible(str(stall))}")
+        lines.append(Text.assemble(("stood still", style), f" {visible(str(stall))}"))
     if count > len(stalls):
-        found.append(f"\n  and {number_of(count - len(stalls), 'earlier stall')}")
-    return found
+        lines.append(Text(f"and {number_of(count - len(stalls), 'earlier stall')}"))
+    return Text("\n  ").join(lines)
 
 
-def _add_writers(text: Text, run: LocalRun) -> None:
-    """Add a line for each writer; if there are many, first for those that differ from the others."""
-    notable = sorted(
-        run.writers, key=lambda writer: not (writer.primary or writer.problems or writer.state != run.state)
-    )
-    shown = set(map(id, notable[:_MOST_WRITERS_SHOWN]))
+def _lines_of_writers(run: LocalRun) -> Iterator[Text]:
+    """Yield a line for each writer; of many, for some, first for those that differ from the others."""
+    notable = sorted(run.writers, key=lambda one: not (one.primary or one.problems or one.state != run.state))
+    shown = [writer for writer in run.writers if writer in notable[:_MOST_WRITERS_SHOWN]]
     folders = [path.parent for path in run.files]
     if len({folder.is_absolute() for folder in folders}) > 1:
         folders = [folder.absolute() for folder in folders]
     top = Path(os.path.commonpath(folders))
-    text.append("\n  ").append(visible(str(top)), "dim")
-    labels = [writer.label or "without a label" for writer in run.writers if id(writer) in shown]
-    room = max(map(len, labels), default=0)
-    for writer in run.writers:
-        if id(writer) not in shown:
-            continue
+    yield Text(visible(str(top)), "dim")
+    room = max(len(writer.label or "without a label") for writer in shown)
+    for writer in shown:
         style, words = STATES[writer.state]
-        text.append("\n  ").append("● ", style).append(f"{visible(writer.label or 'without a label'):<{room}}  ")
         facts = [f"{words} (exit code {writer.parts[-1].exit_code})" if writer.state == "failed" else words]
         facts += [number_of(writer.rows, "row")]
         facts += [
             f"{what} {value}" for what, value in (("rank", writer.rank), ("node", writer.node)) if value is not None
         ]
         facts += ["primary"] * writer.primary
-        text.append(", ".join(facts))
-        for path in dict.fromkeys(part.path.parent for part in writer.parts):
-            text.append(f"  {visible(os.path.relpath(path, top))}", "dim")
-        for problem in writer.problems:
-            text.append("\n    ").append(f"! {visible(problem)}", "yellow")
+        of_writer = f"{visible(writer.label or 'without a label'):<{room}}  {', '.join(facts)}"
+        paths = dict.fromkeys(part.path.parent for part in writer.parts)
+        where = "".join(f"  {visible(os.path.relpath(path, top))}" for path in paths)
+        yield Text.assemble(("● ", style), of_writer, (where, "dim"))
+        yield from (Text(f"  ! {visible(problem)}", "yellow") for problem in writer.problems)
     if len(run.writers) > len(shown):
-        text.append(f"\n  and {len(run.writers) - len(shown)} writers more")
+        yield Text(f"and {len(run.writers) - len(shown)} writers more")
 
 
 def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> dict[str, MetricHistory]:
@@ -169,7 +160,7 @@ def _metrics_table(run: LocalRun, patterns: Sequence[str], width: int) -> Render
     shown = table_of(fits)
     notes += [Text(note, "dim") for note in chosen.values() if isinstance(note, str)]
     more = len(wanted) - len(chosen) if len(chosen) == _MOST_METRICS_SHOWN else 0
-    has_more = any(part.has_more_metrics for writer in run.writers for part in writer.parts)
+    has_more = any(part.has_more_metrics for part in parts_of(run))
     if more or has_more:
         many = f"more than {more}" if has_more else str(more)
         notes.append(Text(f"and {many} beyond these: --metric GLOB picks", "dim"))
@@ -233,10 +224,9 @@ def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]
                 if path.name in names and path not in files and len(files) < _MOST_FILES:
                     files[path] = _FollowedFile(path, directory, metrics)
             searched = now
-        if sum(file.read() for file in files.values()):
-            stored = {file: file.stored() for file in files.values()}
-            runs, changed = brought_together(filter(None, stored.values())), now
-            have_begun = all(run or file.is_read for file, run in stored.items())
+        if sum(file.read_on() for file in files.values()):
+            runs, changed = brought_together(file.as_run() for file in files.values() if file.run), now
+            have_begun = all(file.run or file.is_read for file in files.values())
             are_complete = have_begun and all(w.state != "unfinished" for run in runs for w in run.writers)
             yield runs
         has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
@@ -249,35 +239,29 @@ def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]
         time.sleep(_INTERVAL)
 
 
-class _FollowedFile:
+class _FollowedFile(Contents):
     """One file, which is read while it grows."""
 
     def __init__(self, path: Path, directory: Directory, metrics: Iterable[str]) -> None:
-        self.path = path
+        super().__init__(path, directory, metrics)
         self.error: Exception | None = None  # why the file was not read to its end
         self.is_read: bool = False  # whether the run has ended, or cannot be read, or nothing was added for hours
-        self._directory = directory
-        self._contents = Contents(metrics)
         self._records = read_records(path, follow=True, within=directory)
         self._changed = time.monotonic()
 
-    def read(self) -> bool:
+    def read_on(self) -> bool:
         """Read the records that were added; return whether there were any."""
         has_records = False
         try:
             while not self.is_read and (record := next(self._records)) is not PAUSE:
-                self._contents.add(record)
+                self.add(record)
                 has_records = True
-                self.is_read = self._contents.exit_code is not None
+                self.is_read = self.exit_code is not None
         except Exception as error:  # noqa: BLE001  # printed at the end
             self.error, self.is_read = error, True
         self._changed = time.monotonic() if has_records else self._changed
         self.is_read |= time.monotonic() - self._changed > _IDLE_TIMEOUT
         return has_records
-
-    def stored(self) -> StoredRun | None:
-        """Return the current state of the run; `None` before its first record."""
-        return self._contents.as_run(self.path, [], self._directory) if self._contents.run else None
 
 
 def _print_lines(out: Console, runs: Iterable[LocalRun], patterns: Sequence[str]) -> None:

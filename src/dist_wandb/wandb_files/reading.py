@@ -1,6 +1,6 @@
 """Read runs from their ``.wandb`` files, record by record, one file after the other, with statistics of their metrics.
 
-The values of a file's metrics are in memory while it is read, 8 bytes each; then only their statistics.
+The values of a file's metrics are in memory while it is read, 12 bytes each; then only their statistics.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
 from itertools import pairwise
@@ -119,14 +119,11 @@ def read_run(
     ``run.finish()`` returns before the file is complete: for about a second the state of the run may be `"unfinished"`.
     Raises `ReadError` if it contains no readable data of a run.
     """
-    contents = Contents(metrics or ())
-    skipped = UNUSED if metrics is not None else UNUSED | {"history"}
-    problems: list[str] = []
-    for record in read_records(path, problems, skipped=skipped, within=directory):
-        contents.add(record)
+    contents = Contents(path, directory, metrics or ())
+    contents.read(UNUSED if metrics is not None else UNUSED | {"history"})
     if metrics is None and not contents.run:  # its rows may be readable
         return read_run(path, directory)
-    return contents.as_run(path, problems, directory)
+    return contents.as_run()
 
 
 def read_each(
@@ -156,66 +153,68 @@ def rows_in(path: Path, within: Directory | None = None) -> Iterator[dict[str, A
     return (contents for kind, contents in read_records(path, within=within) if kind == "history")
 
 
-class _Config(dict[str, Any]):
-    """A config of bounded size. Values that exceed it are counted and dropped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left_out: int = 0
-        self._sizes: dict[str, int] = {}
-        self._size = 0
-
-    def put(self, update: Mapping[str, Any]) -> None:
-        for name, value in update.items():
-            size = len(name) + len(repr(value))
-            total = self._size - self._sizes.get(name, 0) + size
-            if total > _LARGEST_CONFIG:
-                self.left_out += 1
-                continue
-            self[name] = value
-            self._sizes[name], self._size = size, total
-
-
 class Contents:
-    """Collects the contents of one file's records."""
+    """Collects the contents of one file's records, and as `problems` the damaged parts that are skipped."""
 
-    def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
+    def __init__(self, path: Path, directory: Directory, metrics: Iterable[str] = ("*",)) -> None:
+        self.path = path
+        self.directory = directory
+        self.problems: list[str] = []
         self.run: dict[str, Any] = {}
-        self.config: _Config = _Config()
+        self.config: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}  # of the values of the config
+        self._size = 0  # of all of them
+        self._left_out = 0  # number of values that are too large for it
         self.exit_code: int | None = None
         self.step_axis: str | None = None
         self.rows: int = 0
-        self.metrics: _Metrics = _Metrics(metrics)
+        self.metrics: _Columns = _Columns(metrics)
         self.branches: bool = False
+
+    def read(self, skipped: Collection[str] = UNUSED) -> None:
+        for record in read_records(self.path, self.problems, skipped=skipped, within=self.directory):
+            self.add(record)
 
     def add(self, record: Record) -> None:
         kind, contents = record
         if kind == "history":
-            self.rows += 1
             metrics, (numbers, _) = self.metrics, numbers_and_media(contents)
             for name, number in numbers.items():
-                metrics[name].append(number)
-            if not self.rows % _BETWEEN_CHECKS and sum(map(len, metrics.values())) > MOST_VALUES:
+                rows, values = metrics[name]
+                rows.append(self.rows)
+                values.append(number)
+            self.rows += 1
+            if not self.rows % _BETWEEN_CHECKS and sum(len(rows) for rows, _ in metrics.values()) > MOST_VALUES:
                 raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
         elif kind == "run":  # repeated when name, tags or notes change: the last record holds
             self.run = contents
             self.branches |= bool(contents.get("branch_point"))
-            self.config.put(contents.get("config", {}).get("update", {}))
+            self._configure(contents.get("config", {}))
         elif kind == "config":
-            self.config.put(contents.get("update", {}))
+            self._configure(contents)
         elif kind == "exit":
             self.exit_code = contents.get("exit_code", 0)
         elif kind == "metric" and contents.get("glob_name") == "*":
             self.step_axis = contents.get("step_metric")
 
-    def as_run(self, path: Path, problems: Iterable[str], directory: Directory) -> StoredRun:
+    def _configure(self, contents: Mapping[str, Any]) -> None:
+        for name, value in contents.get("update", {}).items():
+            size = len(name) + len(repr(value))
+            total = self._size - self._sizes.get(name, 0) + size
+            if total <= _LARGEST_CONFIG:
+                self.config[name] = value
+                self._sizes[name], self._size = size, total
+            else:
+                self._left_out += 1
+
+    def as_run(self) -> StoredRun:
         """Return the run that the records describe, with the sidecar in the file's directory, and all problems.
 
         Raises `ReadError` if there is no readable data of a run.
         """
-        run, found = self.run, list(problems)
-        if self.config.left_out:
-            found.append(f"{self.config.left_out} values of its config are left out because it is too large")
+        path, run, found = self.path, self.run, [*self.problems]
+        if self._left_out:
+            found.append(f"{self._left_out} values of its config are left out because it is too large")
         if not run and not self.rows:
             size = path.stat().st_size if path.exists() else 0
             if found:
@@ -225,13 +224,13 @@ class Contents:
         if not run:
             found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
         try:
-            sidecar = read_sidecar(directory)
+            sidecar = read_sidecar(self.directory)
         except ReadError as error:
             sidecar = None
             found.append(str(error))
         return StoredRun(
             path=path,
-            directory=directory,
+            directory=self.directory,
             run_id=run.get("run_id") or path.stem.removeprefix("run-"),
             name=run.get("display_name"),
             project=run.get("project"),
@@ -243,7 +242,7 @@ class Contents:
             exit_code=self.exit_code,
             rows=self.rows,
             metrics={
-                name: history_of(self.metrics[name], counted=name.endswith(_NAMES_OF_RANKS))
+                name: history_of(self.metrics[name][1], counted=name.endswith(_NAMES_OF_RANKS))
                 for name in sorted(self.metrics, key=natural_order)
             },
             sidecar=sidecar,
@@ -255,22 +254,23 @@ class Contents:
         )
 
 
-class _Metrics(dict[str, "array[float]"]):
-    """The values of metrics whose names match one of `patterns`; those of other names are dropped."""
+class _Columns(dict[str, tuple["array[int]", "array[float]"]]):
+    """The numbers of rows and the values of metrics that match one of `patterns`; those of other names are dropped."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         super().__init__()
         self.has_more: bool = False
+        self.also: set[str] = set()  # names that are kept as well, such as W&B's own
         self._is_wanted = re.compile("|".join(map(translate, patterns)) or "(?!)").match
 
-    def __missing__(self, name: str) -> array[float]:
-        is_long = len(name) > _LONGEST_NAME
-        if name[:1] != "_" and (is_long or self._is_wanted(name)):
+    def __missing__(self, name: str) -> tuple[array[int], array[float]]:
+        is_long, column = len(name) > _LONGEST_NAME, (array("I"), array("d"))
+        if name in self.also or (name[:1] != "_" and (is_long or self._is_wanted(name))):
             if not is_long and len(self) < MOST_METRICS:
-                self[name] = array("d")
-                return self[name]
-            self.has_more = True
-        return array("d")
+                self[name] = column
+            else:
+                self.has_more = True
+        return column
 
 
 def numbers_and_media(row: Mapping[str, Any]) -> tuple[Mapping[str, float], dict[str, dict[str, Any]]]:

@@ -132,7 +132,7 @@ class LocalRun:
     @property
     def files(self) -> tuple[Path, ...]:
         """The ``.wandb`` files of the run."""
-        return tuple(part.path for writer in self.writers for part in writer.parts)
+        return tuple(part.path for part in parts_of(self))
 
     @property
     def rows(self) -> int:
@@ -321,6 +321,10 @@ def _run_of(files: Sequence[StoredRun]) -> LocalRun:
     )
 
 
+def parts_of(run: LocalRun) -> list[StoredRun]:
+    return [part for writer in run.writers for part in writer.parts]
+
+
 def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
     """Read the requested columns of rows, one file after the other; the first column is the x axis.
 
@@ -366,7 +370,7 @@ def rows_of(run: LocalRun, names: Sequence[str], found: set[str]) -> Iterator[li
 
     Names that have values are added to `found`.
     """
-    for part in (part for writer in run.writers for part in writer.parts):
+    for part in parts_of(run):
         for row in rows_in(part.path, part.directory):
             if any(name in row for name in names[1:]):
                 found.update(name for name in names if row.get(name) is not None)

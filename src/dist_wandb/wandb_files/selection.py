@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from operator import eq, ge, gt, le, lt, ne
@@ -31,38 +30,29 @@ _OF_RANK = re.compile(r"((?:worker-\d{1,7}-)?rank-\d{1,7})/(.+)", re.DOTALL)
 SPREAD = ("min", "max", "std", "argmax_rank")  # last parts of names of statistics, below the name of a mean over ranks
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A condition on a value of a run, such as ``lr>=0.1`` or ``name=night*``.
+def condition_of(text: str) -> Callable[[LocalRun], bool]:
+    """Return whether a run fulfils a condition on a value of it, such as ``lr>=0.1`` or ``name=night*``.
 
-    Values are compared as numbers if both are numbers, else as text. ``=`` and ``!=`` accept patterns.
+    Values are compared as numbers if both are numbers, else as text. ``=`` and ``!=`` accept patterns. A run without
+    the value fulfils only ``!=``. Raises `ConfigurationError` if the text is no condition.
     """
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"{text!r} is not a condition. Write one such as lr=0.1, val/loss<0.5, name=night*")
+    key, operator, given = found.groups()
 
-    key: str  # as for `value_of`
-    operator: str  # one of `_OPERATORS`
-    operand: str
-
-    @classmethod
-    def parse(cls, text: str) -> Condition:
-        """Parse a condition as users write it; raise `ConfigurationError` if the text is none."""
-        found = _CONDITION.fullmatch(text)
-        if found is None:
-            raise ConfigurationError(
-                f"{text!r} is not a condition. Write one such as lr=0.1, val/loss<0.5, name=night*"
-            )
-        return cls(*found.groups())
-
-    def holds(self, run: LocalRun) -> bool:
-        """Return whether a run fulfils the condition. A run without the value fulfils only ``!=``."""
-        value = value_of(run, self.key)
+    def holds(run: LocalRun) -> bool:
+        value = value_of(run, key)
         if value is None:
-            return self.operator == "!="
-        number, operand = _as_number(value), _as_number(self.operand)
+            return operator == "!="
+        number, operand = _as_number(value), _as_number(given)
         if number is not None and operand is not None:
-            return _OPERATORS[self.operator](number, operand)
-        text, wanted = _as_text(value), self.operand.lower() if isinstance(value, bool) else self.operand
+            return _OPERATORS[operator](number, operand)
+        text, wanted = _as_text(value), given.lower() if isinstance(value, bool) else given
         is_same = fnmatchcase(text, wanted) or text == wanted
-        return is_same if self.operator in ("=", "==") else not is_same if self.operator == "!=" else False
+        return is_same if operator in ("=", "==") else not is_same if operator == "!=" else False
+
+    return holds
 
 
 def value_of(run: LocalRun, key: str) -> Any:
@@ -81,10 +71,10 @@ def value_of(run: LocalRun, key: str) -> Any:
 
 
 def chosen(
-    runs: Iterable[LocalRun], names: Sequence[str], conditions: Sequence[Condition], state: str | None = None
+    runs: Sequence[LocalRun], names: Sequence[str], conditions: Iterable[str], state: str | None = None
 ) -> list[LocalRun]:
     """Return the runs with one of the names or patterns, if any, whose conditions all hold; raise for unknown ones."""
-    runs = list(runs)
+    tests = list(map(condition_of, conditions))
     for name in names:
         if not any(_is_called(run, name) for run in runs):
             names_of_runs = dict.fromkeys(own for run in reversed(runs) for own in (run.id, run.name) if own)
@@ -94,7 +84,7 @@ def chosen(
         run
         for run in runs
         if (not names or any(_is_called(run, name) for name in names))
-        and all(condition.holds(run) for condition in conditions)
+        and all(holds(run) for holds in tests)
         and state in (None, run.state)
     ]
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import webbrowser
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dist_wandb import __version__
 from dist_wandb.cli.command import (
-    Command,
+    add_command,
     add_secrets_argument,
     add_selection_arguments,
     directories_and_names,
@@ -44,9 +46,8 @@ from dist_wandb.cli.report.thinning import Budget
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.wandb_files.finding import files_below, natural_order
-from dist_wandb.wandb_files.reading import State, StoredRun, read_each, read_run
-from dist_wandb.wandb_files.records import read_records
-from dist_wandb.wandb_files.runs import LocalRun, brought_together
+from dist_wandb.wandb_files.reading import State, StoredRun, read_each
+from dist_wandb.wandb_files.runs import LocalRun, brought_together, parts_of, runs_below
 from dist_wandb.wandb_files.selection import flattened, timings_of
 from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
@@ -59,7 +60,18 @@ _SHOWN_VALUES = 8  # of one name of the config, if writers differ
 _LINES_OF_CONSOLE, _LEAST_LINES = 20_000, 20  # of all processes together; of each one
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_to(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "report",
+        _run,
+        summary="write W&B runs into one HTML file that compares them",
+        about="Write the W&B runs below directories into one HTML file that needs no network: a table that compares "
+        "the runs, curves with the ranks' spread, who is slow and when, system metrics, config, media and console. "
+        "Needs plotly: pip install 'dist-wandb[report]'. Nothing is uploaded or changed. Exit code 1 if a run cannot "
+        "be read.",
+        example="wandb --where 'lr>=0.1' --open",
+    )
     add_selection_arguments(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default="report.html", help="the file to write (%(default)s)"
@@ -77,14 +89,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     directories, names = directories_and_names(arguments.what)
-    is_selective = names or arguments.last or arguments.state or arguments.where
-    choose = (lambda runs: selected(runs, names, arguments)) if is_selective else None
     plotly_script()  # fails before the runs are read, which may take long
     try:
         check_target(output)
         with working("reading the runs"):
-            metrics, by_values = arguments.metric or ("*",), bool(arguments.where)
-            report = build(directories, metrics, secrets=arguments.secrets, choose=choose, by_values=by_values)
+            files = None
+            if names or arguments.last or arguments.state or arguments.where:
+                stored, errors = runs_below(directories, ("*",) if arguments.where else None)  # its values are compared
+                chosen = selected(brought_together(stored), names, arguments)
+                files = {part.path: part.directory for run in chosen for part in parts_of(run)}, errors
+            report = build(directories, arguments.metric or ("*",), files, secrets=arguments.secrets)
             size = write_page(report, output)
     except OSError as error:
         raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None
@@ -96,38 +110,28 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if report.unreadable else 0
 
 
+@np.errstate(all="ignore")  # sums of huge values are infinite
 def build(
     directories: Sequence[Path],
     metrics: Sequence[str] = ("*",),
+    files: tuple[dict[Path, Directory], list[tuple[Path, ReadError]]] | None = None,
     *,
     secrets: bool = False,
-    choose: Callable[[list[LocalRun]], list[LocalRun]] | None = None,
-    by_values: bool = False,
 ) -> Report:
-    """Read the runs below directories, or ``.wandb`` files, of those that `choose` returns; raise `ReadError` if none.
-
-    The runs of `choose` have their metrics if `by_values`, which costs one more reading of all rows.
-    """
-    files, errors = files_below(directories)
-    if choose is not None:
-        runs, unreadable = read_each(files, lambda path, within: read_run(path, within, ("*",) if by_values else None))
-        kept = {path for run in choose(brought_together(runs)) for path in run.files}
-        files = {path: within for path, within in files.items() if path in kept}
-        errors = unreadable + errors
+    """Read the `files` below directories, all if `None`, beside which the errors stand; raise `ReadError` if none."""
+    chosen, errors = files or files_below(directories)
     budget = Budget(_STRETCHES)
 
     def read(path: Path, within: Directory) -> FileForReport:
-        file = FileForReport(budget, metrics)
-        problems: list[str] = []
-        for record in read_records(path, problems, skipped=("summary",), within=within):
-            file.add(record)
-        file.end(path, problems, within, secrets=secrets)
+        file = FileForReport(path, within, budget, metrics)
+        file.read(skipped=("summary",))
+        file.end(secrets=secrets)
         return file
 
-    found, unreadable = read_each(files, read)
+    found, unreadable = read_each(chosen, read)
     problems = [str(error) for _, error in unreadable + errors]
     below = " or ".join(repr(str(directory)) for directory in directories)
-    if not found and (problems or choose is None):
+    if not found and problems:
         raise ReadError(f"None of the runs below {below} can be read. {' '.join(problems[:5])}")
     if not found:
         raise ConfigurationError(f"No run below {below} is selected. Give other names, --where or --state.")
@@ -154,15 +158,8 @@ def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
     return runs
 
 
-def _rank(file: FileForReport) -> tuple[bool, int]:
-    """A sort key: primaries first, then by rank. The order of one writer's files is kept."""
-    sidecar = file.stored.sidecar
-    is_other = sidecar is not None and sidecar.shared and not sidecar.primary
-    return is_other, sidecar.global_rank if sidecar else 0
-
-
 def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], media: MediaReader, lines: int) -> Run:
-    files = sorted((by_path[path] for run in of for path in run.files), key=_rank)
+    files = [by_path[path] for run in sorted(of, key=lambda run: run.writers[0].rank or 0) for path in run.files]
     names = [_writer_name(file.stored) for file in files]
     named = list(zip(names, files, strict=True))
     first = dict(named)[names[0]].stored  # the last file of the primary
@@ -174,13 +171,13 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
     tables: list[Table] = []
     missed: list[str] = []
     for name, file in named:
-        found, more, notes = media.read(file.rows.media, file.stored)
+        found, more, notes = media.read(file.media, file.media_left_out, file.stored)
         images += found
         tables += more
         missed += [f"{note} ({name})" if len(files) > 1 else note for note in notes]
     del missed[50:]
-    progresses = [file.rows.progress for file in files]
-    if left_out := max(file.rows.left_out for file in files):
+    degraded = [file.degraded for file in files]
+    if left_out := max(file.left_out for file in files):
         missed.insert(
             0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
         )
@@ -199,12 +196,12 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
         state=state,
         mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
         world=world,
-        rows=sum(progress.rows for progress in progresses),
+        rows=sum(file.rows for file in files),
         writers=[_writer(name, file) for name, file in named],
         degraded=Degraded(
-            sum(progress.degraded for progress in progresses),
-            max(progress.most for progress in progresses),
-            sorted(span for progress in progresses for span in progress.spans)[:100],
+            sum(one.rows for one in degraded),
+            max(one.most for one in degraded),
+            sorted(span for one in degraded for span in one.spans)[:100],
         ),
         facts=facts,
         config=config,
@@ -248,8 +245,8 @@ def _writer(name: str, file: FileForReport) -> Writer:
         primary=sidecar.primary if sidecar else True,
         state=stored.state,
         exit_code=stored.exit_code,
-        rows=file.rows.progress.rows,
-        last=file.rows.progress.last,
+        rows=file.rows,
+        last=file.last,
         uploaded=is_uploaded(stored),
         problems=list(map(plain, problems)),
     )
@@ -278,15 +275,3 @@ def _flat(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(value: str | None) -> str | None:
     return None if value is None else plain(value)[:_LONGEST_NAME]
-
-
-COMMAND = Command(
-    name="report",
-    summary="write W&B runs into one HTML file that compares them",
-    description="Write the W&B runs below directories into one HTML file that needs no network: a table that compares "
-    "the runs, curves with the ranks' spread, who is slow and when, system metrics, config, media and console. Needs "
-    "plotly: pip install 'dist-wandb[report]'. Nothing is uploaded or changed. Exit code 1 if a run cannot be read.",
-    example="wandb --where 'lr>=0.1' --open",
-    add_arguments=_add_arguments,
-    run=_run,
-)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
+
 from dist_wandb.cli.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
 from dist_wandb.cli.report.page import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
-from dist_wandb.cli.report.thinning import Blame, Curve, Stretch, cells, edges_of
+from dist_wandb.cli.report.thinning import Blame, Curve, Stretches, cells, edges_of
 from dist_wandb.settings.reduction import DEGRADED
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.selection import of_rank, spreads_among
@@ -43,7 +45,7 @@ class Drawing:
         self._first = files[0][0]
         self.system: dict[str, _MetricCurves] = defaultdict(partial(_MetricCurves, "minutes"))
         self.world = world
-        self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.rows.blames.values()}
+        self.blames: dict[str, Blame] = {blame.name: blame for _, file in files for blame in file.blames}
         began = min((file.sampled_from for _, file in files if file.system), default=0.0)
         for writer, file in files:
             self._add_history(writer, file, is_job)
@@ -53,8 +55,8 @@ class Drawing:
 
     def slowest(self, timings: Mapping[str, Timing]) -> list[Slowest]:
         """Return the slowest rank of each timing metric that has values of ranks or names a rank."""
-        blames = {name: _blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1}
-        blames |= self.blames
+        of_curves = (_blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1)
+        blames = {blame.name: blame for blame in of_curves if blame is not None} | self.blames
         is_judged = has_marked(timings) or (RANK in blames and bool(blames[RANK].rows))
         found = (
             replace(one, stands_out=one.stands_out and (one.name == RANK or not is_judged))
@@ -64,20 +66,19 @@ class Drawing:
         return sorted(found, key=lambda one: (_importance(one.name), -one.share))[:50]
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
-        rows, sidecar = file.rows, file.stored.sidecar
-        axes = {curve.axis for curve in rows.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
-        is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
-        label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
+        role = file.stored.shared_as
+        axes = {curve.axis for curve in file.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
+        label = f"{role.label}/" if role and role.label else None
         spread = ("/min", "/max", "/argmax_rank")  # a deviation is a metric of its own
-        parts = {f"{base}{part}": (base, part) for base in spreads_among(rows.curves) for part in spread}
-        for name, curve in rows.curves.items():
+        parts = {f"{base}{part}": (base, part) for base in spreads_among(file.curves) for part in spread}
+        for name, curve in file.curves.items():
             if name in axes:
                 if curve.axis == "_step" and writer == self._first:
                     _put(self.axes, name, curve)
                 continue
             metric, part = parts.get(name, (name, ""))
             rank = None  # of a line of its own
-            if is_job or is_secondary or (label and name.startswith(label)):
+            if is_job or (role and not role.primary) or (label and name.startswith(label)):
                 metric, rank = name.removeprefix(label or ""), writer
             elif found := of_rank(name):
                 metric, rank = found[1], f"rank {int(found[0].rpartition('-')[2])}"
@@ -115,7 +116,7 @@ def _chart(name: str, drawn: _MetricCurves) -> Chart:
     most = max(16, _STRETCHES_OF_LINES // max(1, len(ranks)))
     reduced = [drawn.reduced.get(part) for part in ("", "/min", "/max")]
     curves = [curve for curve in (*reduced, *ranks.values()) if curve is not None]
-    flat = [stretch for curve in curves for stretch in curve.stretches()]
+    drawn_from = Stretches(*map(np.concatenate, zip(*(curve.stretches() for curve in curves), strict=True)))
     lines = {rank: Line.of(curve.points(most)) for rank, curve in ranks.items()}
     line, low, high = (None if curve is None else Line.of(curve.points()) for curve in reduced)
     if len(ranks) > 1 and low is None and high is None:
@@ -128,42 +129,40 @@ def _chart(name: str, drawn: _MetricCurves) -> Chart:
         band=(low, high) if low and high else None,
         ranks=lines,
         last=shortened(curves[0].last),
-        least=shortened(min((stretch.smallest[1] for stretch in flat), default=math.nan)),
-        most=shortened(max((stretch.largest[1] for stretch in flat), default=math.nan)),
+        least=shortened(min(drawn_from.smallest[:, 1].tolist(), default=math.nan)),
+        most=shortened(max(drawn_from.largest[:, 1].tolist(), default=math.nan)),
         gaps=sum(curve.gaps for curve in curves),
-        thinned=any(stretch.number > 1 for stretch in flat),
+        thinned=bool((drawn_from.number > 1).any()),
     )
 
 
-def _band(ranks: Sequence[Sequence[Stretch]]) -> tuple[Line, Line, Line]:
+def _band(ranks: Sequence[Stretches]) -> tuple[Line, Line, Line]:
     """Return the mean, the smallest and the largest value of all ranks along the x axis."""
     edges = edges_of(ranks, _PARTS_OF_BAND)
-    rows = [cells(stretches, edges) for stretches in ranks] if edges else []
-    mean, low, high = [], [], []
-    for part, column in enumerate(zip(*rows, strict=True)):
-        found = [cell for cell in column if cell is not None]
-        if found:
-            is_exact = len(edges) - 1 < _PARTS_OF_BAND  # a part has about one point of each rank
-            x = min(cell.first[0] for cell in found) if is_exact else (edges[part] + edges[part + 1]) / 2
-            mean.append((x, sum(cell.mean / len(found) for cell in found)))
-            low.append((x, min(cell.smallest[1] for cell in found)))
-            high.append((x, max(cell.largest[1] for cell in found)))
-    return Line.of(mean), Line.of(low), Line.of(high)
+    of_ranks = np.stack([cells(stretches, edges) for stretches in ranks]) if edges else np.empty((1, 0, 4))
+    is_known = np.isfinite(of_ranks[..., 0])
+    places = np.flatnonzero(is_known.any(axis=0))
+    found, count = of_ranks[:, places], is_known[:, places].sum(axis=0)
+    firsts, means, low, high = np.moveaxis(found, -1, 0)
+    is_exact = len(edges) - 1 < _PARTS_OF_BAND  # a part has about one point of each rank
+    middles = (np.array(edges[:-1]) + edges[1:])[places] / 2
+    x = np.nanmin(firsts, axis=0) if is_exact else middles
+    values = np.nansum(means / count, axis=0), np.nanmin(low, axis=0), np.nanmax(high, axis=0)
+    mean, smallest, largest = (Line.of(zip(x.tolist(), one.tolist(), strict=True)) for one in values)
+    return mean, smallest, largest
 
 
 def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
     """Return the heat maps of the metrics that name a rank or have a line for each rank: timings first, system last."""
-    makers: dict[str, Callable[[], HeatMap | None]]
-    makers = {name: partial(blame.heat_map, drawing.world) for name, blame in drawing.blames.items()}
-    # Of a metric that has both, the ranks' own values are shown.
     curves = drawing.metrics | {f"system: {name}": drawn for name, drawn in drawing.system.items()}
-    makers |= {name: partial(_heat_map, name, drawn) for name, drawn in curves.items() if len(drawn.ranks) > 1}
+    own = {name: drawn for name, drawn in curves.items() if len(drawn.ranks) > 1}
     found: list[HeatMap] = []
     room = _MOST_HEAT_CELLS
-    for name in sorted(makers, key=lambda name: (_importance(name), natural_order(name))):
-        heat = makers[name]() if len(found) < _MOST_HEAT_MAPS else None
+    for name in sorted({*drawing.blames, *own}, key=lambda name: (_importance(name), natural_order(name))):
+        # Of a metric that has both, the ranks' own values are shown.
+        heat = _heat_map(name, own[name]) if name in own else drawing.blames[name].heat_map(drawing.world)
         room -= sum(map(len, heat.cells)) if heat else 0
-        if found and room < 0:
+        if found and (room < 0 or len(found) == _MOST_HEAT_MAPS):
             break
         found += [heat] if heat else []
     return found
@@ -176,25 +175,22 @@ def _heat_map(name: str, drawn: _MetricCurves) -> HeatMap | None:
     edges = edges_of(stretches, _PARTS_OF_HEAT)
     if not edges:
         return None
-    rows = [
-        [None if cell is None else shortened(cell.mean, 4) for cell in cells(of_rank, edges)] for of_rank in stretches
-    ]
+    means = [cells(of_rank, edges)[:, 1].tolist() for of_rank in stretches]
+    rows = [[None if math.isnan(mean) else shortened(mean, 4) for mean in of_rank] for of_rank in means]
     return HeatMap(plain(name), "value", plain(drawn.axis), ranks, [shortened(edge, 8) for edge in edges], rows)
 
 
-def _blame(name: str, drawn: _MetricCurves) -> Blame:
-    """Collect which rank has the largest of the ranks' own values in each part of the x axis."""
-    blame = Blame(name, drawn.axis)
+def _blame(name: str, drawn: _MetricCurves) -> Blame | None:
+    """Return which rank has the largest of the ranks' own values in each part of the x axis, if it is a timing."""
     heat = _heat_map(name, drawn) if _TIME.search(name) else None
     if heat is None or not all(re.fullmatch(r"rank \d+", rank) for rank in heat.ranks):
-        return blame
-    for begin, column in zip(heat.edges, zip(*heat.cells, strict=True), strict=False):
-        values = [value for value in column if value is not None]
-        if len(values) == len(column):
-            mean = sum(values) / len(values)
-            largest = max(range(len(values)), key=values.__getitem__)
-            blame.add(begin, int(heat.ranks[largest].split()[1]), values[largest] - mean, mean)
-    return blame
+        return None
+    values = np.array(heat.cells, float)  # NaN for `None`
+    is_whole = np.isfinite(values).all(axis=0)
+    values = values[:, is_whole]
+    means = values.mean(axis=0)
+    ranks = np.array([float(rank.split()[1]) for rank in heat.ranks])[values.argmax(axis=0)]
+    return Blame(name, drawn.axis, np.array(heat.edges[:-1])[is_whole], ranks, values.max(axis=0) - means, means)
 
 
 def _importance(name: str) -> tuple[int, str]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from fnmatch import translate
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from dist_wandb.cli.report.media import LoggedMedia, cell_text
-from dist_wandb.cli.report.page import plain
-from dist_wandb.cli.report.thinning import Blame, Budget, Curve
+import numpy as np
+
+from dist_wandb.cli.report.media import KINDS_OF_MEDIA, MOST_MEDIA, STEPS, Logged, cell_text
+from dist_wandb.cli.report.page import Degraded, plain
+from dist_wandb.cli.report.thinning import Blame, Budget, Curve, Numbers
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.settings.reduction import BUSY, DEGRADED, TIMES, Definitions
 from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
@@ -41,113 +44,15 @@ _LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a share
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
 
 
-class Progress:
-    """The number of rows, their last position, and the rows to which some ranks did not contribute."""
-
-    def __init__(self) -> None:
-        self.rows: int = 0
-        self.last: float = math.nan
-        self.degraded: int = 0
-        self.most: int = 0
-        self.spans: list[tuple[float, float]] = []
-        self._is_open = False
-
-    def add(self, x: float, missing: float | None) -> None:
-        """Add a row at a position, with the number of ranks that did not contribute to it."""
-        self.rows += 1
-        self.last = x
-        if missing is None or not missing > 0:
-            self._is_open = False
-            return
-        self.degraded += 1
-        self.most = max(self.most, int(min(missing, 1e9)))
-        if self._is_open or len(self.spans) == _MOST_SPANS:
-            first, last = self.spans[-1]
-            self.spans[-1] = (min(first, x), max(last, x))
-        else:
-            self.spans.append((x, x))
-            self._is_open = True
-
-
-class Rows:
-    """Collects the rows of one file; `metrics` are patterns of the metrics to keep."""
-
-    def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
-        self.left_out: int = 0  # number of names that match but have no curve
-        self.curves: dict[str, Curve] = {}
-        self.blames: dict[str, Blame] = {}
-        self.media: LoggedMedia = LoggedMedia()
-        self.progress: Progress = Progress()
-        self._definitions = Definitions()  # of the x axes
-        self._budget = budget
-        self._matches = re.compile("|".join(map(translate, metrics))).match
-        self._skipped: set[str] = set()  # names that have no curve
-        self._positions: dict[str, float] = {}  # last value of each x axis
-
-    def define(self, record: Mapping[str, Any]) -> None:
-        """Take over the x axis of a metric or a pattern, as a file defines it (``run.define_metric``)."""
-        axis, name = record.get("step_metric"), record.get("name") or record.get("glob_name")
-        if axis and name and len(self._definitions.given) < MOST_NAMES:
-            self._definitions = self._definitions.followed_by(name, {"step_metric": axis})
-
-    def add(self, item: Mapping[str, Any]) -> None:
-        row, media = numbers_and_media(item)
-        rows = float(self.progress.rows)
-        x = next((row[axis] for axis in MAIN_AXES if math.isfinite(row.get(axis, math.nan))), rows)
-        for name, described in media.items():
-            self.media.add(name[:_LONGEST_NAME], float(x), described)
-        positions = self._positions
-        for axis in positions:
-            if math.isfinite(position := row.get(axis, math.nan)):
-                positions[axis] = position
-        curves, skipped = self.curves, self._skipped
-        for name, value in row.items():
-            curve = curves.get(name)
-            if curve is None and name not in skipped:
-                curve = self._new(name, row)
-            if curve is not None:
-                curve.add(positions[curve.axis], value)
-        if self.blames:
-            self._add_blames(row)
-        self.progress.add(x, row.get(DEGRADED))
-
-    def _new(self, name: str, row: Mapping[str, float]) -> Curve | None:
-        """Start the curve of a new name; return `None` to skip it."""
-        is_axis = name == TIME or name in self._definitions.axes
-        is_wanted = is_axis or (name[:1] != "_" and self._matches(name[:_LONGEST_NAME]) is not None)
-        if not is_wanted or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
-            if len(self._skipped) < 10 * MOST_NAMES:
-                self._skipped.add(name)
-                self.left_out += is_wanted
-            return None
-        axis = "_step" if is_axis else self._definitions.of(name).get("step_metric", "_step")
-        if axis not in self._positions:
-            axis = axis if math.isfinite(row.get(axis, math.nan)) else "_step"
-            position = row.get(axis, math.nan)
-            self._positions.setdefault(axis, position if math.isfinite(position) else float(self.progress.rows))
-        if axis == name:
-            self._skipped.add(name)
-            return None
-        curve = self.curves[name] = Curve(self._budget, axis)
-        base = name.removesuffix(_ARGMAX) if name.endswith(_ARGMAX) else None
-        if name == BUSY:  # of timings: only the rows in which one rank delays the others have a straggler
-            base = RANK
-        elif name.endswith(_STRAGGLER):
-            base = name
-        if base and base not in self.blames and len(self.blames) < _MOST_BLAMES:
-            self.blames[base] = Blame(base, axis)
-        return curve
-
-    def _add_blames(self, row: Mapping[str, float]) -> None:
-        for base, blame in self.blames.items():
-            if base.endswith(_STRAGGLER):
-                excess = row.get(f"{base.removesuffix('_rank')}_excess", math.nan)
-                step = row.get(f"{base.removesuffix(_STRAGGLER)}/step", math.nan)
-                if base in row or BUSY in row:
-                    blame.add(self._positions[blame.axis], row.get(base, math.nan), excess, step)
-            elif f"{base}{_ARGMAX}" in row:
-                x, mean = self._positions[self.curves[f"{base}{_ARGMAX}"].axis], row.get(base, math.nan)
-                blame.add(x, row[f"{base}{_ARGMAX}"], row.get(f"{base}/max", math.nan) - mean, mean)
+def _degraded(missing: Numbers, x: Numbers) -> Degraded:
+    """Return the rows, with positions `x`, to which some ranks did not contribute: `missing` is their number."""
+    is_degraded = missing > 0
+    changes = np.diff(is_degraded.astype(int), prepend=0, append=0)
+    starts, ends = np.flatnonzero(changes == 1)[:_MOST_SPANS], np.flatnonzero(changes == -1)
+    ends = np.append(ends[: max(0, len(starts) - 1)], ends[-1:])  # the last span that is kept includes all later ones
+    spans = [x[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
+    most = int(min(missing[is_degraded].max(initial=0), 1e9))
+    return Degraded(int(is_degraded.sum()), most, [(min(span), max(span)) for span in spans])
 
 
 class ConsoleTail:
@@ -173,45 +78,78 @@ class ConsoleTail:
             self.add("\n")
 
 
-class FileForReport:
+class FileForReport(Contents):
     """What a report needs of one file, collected from its records; `metrics` are patterns of the metrics to keep."""
 
     stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are timings
 
-    def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
-        self.rows: Rows = Rows(budget, metrics)
+    def __init__(self, path: Path, directory: Directory, budget: Budget, metrics: Sequence[str] = ("*",)) -> None:
+        with_ranks = [pattern.removesuffix(_ARGMAX) for pattern in metrics if pattern.endswith(_ARGMAX)]
+        needed = f"{TIMES}*", DEGRADED, *with_ranks, *(f"{pattern}/max" for pattern in with_ranks)
+        super().__init__(path, directory, (*metrics, *needed))
+        self.metrics.also |= {*MAIN_AXES, TIME}
+        self.left_out: int = 0  # number of names that match but have no curve
+        self.media: dict[str, deque[Logged]] = {}  # the last ones of each name, with their positions at the end
+        self.media_left_out: int = 0  # number of values that are not kept because there are too many names
+        self.last: float = math.nan  # position of the last row
+        self.curves: dict[str, Curve] = {}
+        self.blames: list[Blame] = []
         self.system: dict[tuple[str, str], Curve] = {}  # by name and part (``"gpu 0"``; empty for the whole)
+        self.sampled_from: float = math.nan  # seconds since the epoch of the first sample of system metrics
         self.console: ConsoleTail = ConsoleTail()
         self.facts: dict[str, str] = {}  # what is known of the run beside its config
-        self._contents = Contents()
         self._environment: dict[str, Any] = {}
         self._budget = budget
-        self.sampled_from: float = math.nan  # seconds since the epoch of the first sample of system metrics
+        self._definitions = Definitions()  # of the x axes
+        self._matches = re.compile("|".join(map(translate, metrics))).match
+        self._samples: dict[tuple[str, str], tuple[array[float], array[float]]] = {}  # their minutes and values
 
     def add(self, record: Record) -> None:
         kind, contents = record
         if kind == "history":
-            self.rows.add(contents)
-            record = kind, {name: value for name, value in contents.items() if name.startswith(TIMES)}
+            self._add_media(contents)
         elif kind == "metric":
-            self.rows.define(contents)
+            self._define(contents)
         elif kind == "stats":
             self._add_sample(contents)
         elif kind == "output_raw":
             self.console.add(contents.get("line") or "")
         elif kind == "environment":
             self._environment |= contents
-        self._contents.add(record)
+        super().add(record)
 
-    def end(self, path: Path, problems: list[str], directory: Directory, *, secrets: bool = False) -> None:
-        """Finish after the last record; raise `ReadError` without data of a run. `problems` are damaged parts.
+    def _add_media(self, row: Mapping[str, Any]) -> None:
+        for name, value in numbers_and_media(row)[1].items():
+            if value.get("_type") not in KINDS_OF_MEDIA:
+                continue
+            if name[:_LONGEST_NAME] in self.media or len(self.media) < MOST_MEDIA:
+                self.media.setdefault(name[:_LONGEST_NAME], deque(maxlen=STEPS)).append((self.rows, value))
+            else:
+                self.media_left_out += 1
+
+    def _define(self, record: Mapping[str, Any]) -> None:
+        """Take over the x axis of a metric or a pattern, as a file defines it (``run.define_metric``)."""
+        axis, name = record.get("step_metric"), record.get("name") or record.get("glob_name")
+        if axis and name and len(self._definitions.given) < MOST_NAMES:
+            self._definitions = self._definitions.followed_by(name, {"step_metric": axis})
+            self.metrics.also.add(axis)
+
+    def end(self, *, secrets: bool = False) -> None:
+        """Finish after the last record; raise `ReadError` without data of a run.
 
         Without `secrets`, config and facts have none: the page may be handed on.
         """
         self.console.end()
-        run = self._contents.as_run(path, problems, directory)
+        self._draw(dict(self.metrics))
+        for name in [name for name in self.metrics if not name.startswith(TIMES)]:
+            del self.metrics[name]
+        self.system = {
+            key: Curve(self._budget, "minutes", *map(np.array, columns)) for key, columns in self._samples.items()
+        }
+        run = self.as_run()
+        self.metrics.clear()
         self.stored = run if secrets else replace(run, config=redacted(run.config))
-        known = {**self._contents.run, **self._environment}
+        known = {**self.run, **self._environment}
         count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
         command = [program, *known.get("args", ())] if program else []
         found = {
@@ -230,6 +168,64 @@ class FileForReport:
             if fact
         }
 
+    def _draw(self, columns: Mapping[str, tuple[array[int], array[float]]]) -> None:
+        """Make curves of the rows."""
+
+        # All of this takes time and memory in proportion to the number of values, not to rows times names.
+        @cache
+        def column(name: str) -> tuple[Numbers, Numbers]:  # the finite values, after one of a row before all others
+            rows, values = map(np.array, columns.get(name, (array("I"), array("d"))))
+            is_finite = np.isfinite(values)
+            return np.append(-1, rows[is_finite]), np.append(math.nan, values[is_finite])
+
+        def values_in(name: str, at: Numbers) -> Numbers:  # NaN in rows that have none
+            rows, values = column(name)
+            place = np.searchsorted(rows, at, "right") - 1
+            return np.where(rows[place] == at, values[place], math.nan)
+
+        def positions(axis: str, at: Numbers) -> Numbers:  # the last ones until some rows; NaN before the first
+            rows, values = column(axis)
+            found = values[np.searchsorted(rows, at, "right") - 1]
+            return np.where(np.isnan(found), at, found) if axis == "_step" else found
+
+        x = all_rows = np.arange(self.rows, dtype=float)
+        for axis in reversed(MAIN_AXES):
+            own = values_in(axis, all_rows)
+            x = np.where(np.isnan(own), x, own)
+        self.last = float(x[-1]) if self.rows else math.nan
+        self.degraded = _degraded(values_in(DEGRADED, all_rows), x)
+        self.media = {
+            name: deque((float(x[int(row)]), value) for row, value in kept) for name, kept in self.media.items()
+        }
+        axes = {TIME, *self._definitions.axes}
+        wanted = [name for name in columns if name in axes or (name[:1] != "_" and self._matches(name))]
+        drawn = [name for name in wanted if len(name) <= _LONGEST_NAME][:MOST_NAMES]
+        self.left_out = len(wanted) - len(drawn) + self.metrics.has_more
+        for name in drawn:
+            rows, values = map(np.array, columns[name])
+            axis = "_step" if name in axes else self._definitions.of(name).get("step_metric", "_step")
+            if math.isnan(positions(axis, rows)[0]):
+                axis = "_step"
+            if axis != name:
+                self.curves[name] = Curve(self._budget, axis, positions(axis, rows), values)
+        blames: dict[str, Blame] = {}
+        for name, curve in self.curves.items():
+            if name.endswith(_ARGMAX):
+                base, ranks, at = name.removesuffix(_ARGMAX), name, column(name)[0][1:]
+                means = values_in(base, at)
+                excess = values_in(f"{base}/max", at) - means
+            elif name == BUSY or name.endswith(_STRAGGLER):
+                base = ranks = RANK if name == BUSY else name  # only rows in which one rank delays the others have it
+                at = np.union1d(column(ranks)[0][1:], column(BUSY)[0][1:])
+                start = base.removesuffix(_STRAGGLER)
+                means, excess = values_in(f"{start}/step", at), values_in(f"{start}/straggler_excess", at)
+            else:
+                continue
+            if base not in blames and len(blames) < _MOST_BLAMES:
+                x = positions(curve.axis, at)
+                blames[base] = Blame(base, curve.axis, x, values_in(ranks, at), excess, means)
+        self.blames = list(blames.values())
+
     def _add_sample(self, stats: dict[str, Any]) -> None:
         """Add a sample of system metrics, at the minutes since the first sample."""
         seconds = seconds_of(stats.get("timestamp"))
@@ -240,12 +236,10 @@ class FileForReport:
         numbers, _ = numbers_and_media(stats.get("item", {}))
         for name, value in numbers.items():
             key = _part(name[:_LONGEST_NAME])
-            curve = self.system.get(key)
-            if curve is None:
-                if len(self.system) == _MOST_SYSTEM:
-                    continue
-                curve = self.system[key] = Curve(self._budget, "minutes")
-            curve.add((seconds - self.sampled_from) / 60, value)
+            if key in self._samples or len(self._samples) < _MOST_SYSTEM:
+                minutes, values = self._samples.setdefault(key, (array("d"), array("d")))
+                minutes.append((seconds - self.sampled_from) / 60)
+                values.append(value)
 
 
 @lru_cache(10 * _MOST_SYSTEM)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,12 +20,12 @@ from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.small_files import parse_json, read_small
 
-_MOST_NAMES = 50  # of media, of one file
-_STEPS = 4  # last rows kept of one name
+MOST_MEDIA = 50  # names, of one file
+STEPS = 4  # last rows kept of one name
 _MOST_PICTURES = 24  # of one row
 _LARGEST_PICTURE, _LARGEST_TABLE = 512 * 1024, 4 * 1024 * 1024  # bytes
 _MOST_ROWS, _MOST_COLUMNS, _LONGEST_CELL = 100, 30, 200
-_IMAGE, _IMAGES, _TABLE = "image-file", "images/separated", "table-file"
+KINDS_OF_MEDIA = _IMAGE, _IMAGES, _TABLE = "image-file", "images/separated", "table-file"
 
 Logged = tuple[float, dict[str, Any]]
 _PNG = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"  # with length and kind of the first chunk, which begins with the size
@@ -35,23 +35,6 @@ _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressi
 _START_OF_SCAN = 0xDA
 
 
-class LoggedMedia:
-    """The media in the rows of one file. Only the last rows of each name are kept."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, deque[Logged]] = {}
-        self.left_out: int = 0  # number of values that are not kept because there are too many names
-
-    def add(self, name: str, x: float, value: Mapping[str, Any]) -> None:
-        """Add a value of a row, if it is W&B's image or table."""
-        if value.get("_type") not in (_IMAGE, _IMAGES, _TABLE):
-            return
-        if name not in self.names and len(self.names) == _MOST_NAMES:
-            self.left_out += 1
-            return
-        self.names.setdefault(name, deque(maxlen=_STEPS)).append((x, dict(value)))
-
-
 class MediaReader:
     """Reads media from the directories of runs. All of them take at most `room` bytes of the page."""
 
@@ -59,19 +42,21 @@ class MediaReader:
         self._room = room
         self._misses: Counter[str] = Counter()  # media of one file that are not shown, by reason
 
-    def read(self, logged: LoggedMedia, of: StoredRun) -> tuple[list[Image], list[Table], list[str]]:
+    def read(
+        self, media: Mapping[str, Sequence[Logged]], left_out: int, of: StoredRun
+    ) -> tuple[list[Image], list[Table], list[str]]:
         """Return the images and tables that can be shown, and what cannot, as sentence fragments."""
         images: list[Image] = []
         tables: list[Table] = []
         self._misses.clear()
-        for name, values in logged.names.items():
+        for name, values in media.items():
             for x, value in reversed(values):
                 if value["_type"] == _TABLE:
                     tables += self._table(name, x, value, of)
                     break  # only the last table
                 images += self._images(name, x, value, of)
-        if logged.left_out:
-            self._misses[f"media values beyond the first {_MOST_NAMES} names"] = logged.left_out
+        if left_out:
+            self._misses[f"media values beyond the first {MOST_MEDIA} names"] = left_out
         return images, tables, [f"{count} {reason}" for reason, count in self._misses.items()]
 
     def _images(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Image]:

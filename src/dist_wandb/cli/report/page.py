@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from dist_wandb.errors import MissingExtraError, ReadError
 from dist_wandb.wandb_files.reading import State
+from dist_wandb.wandb_files.records import whole
 from dist_wandb.wandb_files.small_files import open_ordinary, write_small
 
 LARGEST = 20 * 10**6  # largest size of a page, in bytes
@@ -194,11 +195,7 @@ class Report:
 
 def shortened(value: float, digits: int = _DIGITS) -> float:
     """Round a number to `digits` significant digits; an integer is kept in full."""
-    if isinstance(value, int) or not math.isfinite(value):
-        return value
-    if value.is_integer() and abs(value) < 10**digits:
-        return int(value)
-    return float(f"{value:.{digits}g}")
+    return float(f"{value:.{digits}g}") if value % 1 else whole(value)
 
 
 def plain(text: str) -> str:

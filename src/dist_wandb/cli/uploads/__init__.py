@@ -7,12 +7,13 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_trust_argument, console, number_of
+from dist_wandb.cli.command import add_command, add_trust_argument, console, number_of
 from dist_wandb.cli.uploads.execution import remember, upload
 from dist_wandb.cli.uploads.plan import Terms, UploadFile, UploadRun, plan_uploads
 from dist_wandb.cli.uploads.state import remove_left_copies
@@ -23,7 +24,17 @@ from dist_wandb.wandb_files.runs import runs_below
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_to(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "sync",
+        _run,
+        summary="upload the W&B runs below directories",
+        about="Upload the W&B runs below directories: offline ones, and online ones whose upload was "
+        "interrupted. The ranks of a shared run become one shared run. Confirmed rows are not sent again, so the "
+        "command can be repeated. Exit code 0 if everything is uploaded, else 1.",
+        example="--dry-run wandb",
+    )
     parser.add_argument(
         "directories", metavar="DIR", type=Path, nargs="+", help="directories to search, at any depth; or .wandb files"
     )
@@ -111,20 +122,18 @@ def _planned_upload(run: UploadRun, *, is_refused: bool) -> Text:
         what, style = ("refused", "red") if is_refused else ("to upload", "green")
     facts = [kind, number_of(sum(file.run.rows for file in run.files), "row")]
     facts += [f"project {visible('/'.join(filter(None, (run.entity, run.project))))}"] if run.project else []
-    text = Text.assemble(("● ", style), (visible(run.run_id), "bold"), "  ", visible(last.name or ""))
-    text.rstrip()
-    text.append(f"\n  {what}", style).append("".join(f" · {fact}" for fact in facts))
+    title = Text.assemble(("● ", style), (visible(run.run_id), "bold"), "  ", visible(last.name or ""))
+    title.rstrip()
+    lines = [title, Text.assemble((what, style), *(f" · {fact}" for fact in facts))]
     for number, file in enumerate(run.files, start=1):
         done = _BY_LOG if file.by_log else "uploaded already"
         left = done if file.is_uploaded else number_of(file.rows_left, "row")
         role = file.run.shared_as
         writer = f"{visible(role.label or '')}{' (primary)' if role.primary else ''}: " if role else ""
-        text.append(f"\n  {number}. {writer}{left}").append(f"  {visible(str(file.path.parent))}", "dim")
-    for reason in (*run.dangers, *run.refusals):
-        text.append("\n  ").append(f"! {visible(reason)}", "yellow")
-    for note in run.notes:
-        text.append(f"\n  {visible(note)}", "dim")
-    return text
+        lines.append(Text.assemble(f"{number}. {writer}{left}", (f"  {visible(str(file.path.parent))}", "dim")))
+    lines += [Text(f"! {visible(reason)}", "yellow") for reason in (*run.dangers, *run.refusals)]
+    lines += [Text(visible(note), "dim") for note in run.notes]
+    return Text("\n  ").join(lines)
 
 
 def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
@@ -190,15 +199,3 @@ def _summary(
     parts = [f"{count} {words}" for words, count in counts.items() if count]
     end = "\nNothing was uploaded: this was a dry run." if dry_run else ""
     return Text(f"\n{number_of(len(plan), 'run')}: {', '.join(parts) or 'nothing to do'}{end}")
-
-
-COMMAND = Command(
-    name="sync",
-    summary="upload the W&B runs below directories",
-    description="Upload the W&B runs below directories: offline ones, and online ones whose upload was "
-    "interrupted. The ranks of a shared run become one shared run. Confirmed rows are not sent again, so the "
-    "command can be repeated. Exit code 0 if everything is uploaded, else 1.",
-    example="--dry-run wandb",
-    add_arguments=_add_arguments,
-    run=_run,
-)

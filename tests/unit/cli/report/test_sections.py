@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import Limit
 from offline_runs import sidecar_record
 from record_files import definition, end, header, row, run, write_run
 from report_runs import history, one_run, png, printed, reduced_run, sample, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report import build
 from dist_wandb.cli.report.page import LARGEST, Chart, Run, page_of, plotly_script
+from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
@@ -112,6 +115,78 @@ def test_runs_of_a_job_with_a_run_for_each_rank_are_one(tmp_path: Path) -> None:
     assert list(loss.ranks) == ["rank 0", "rank 1", "rank 2"]
     assert loss.line is not None
     assert loss.line.y == [1, 0.5, 0.333333, 0.25, 0.2]
+
+
+def test_the_axis_of_an_exact_name_precedes_that_of_the_longest_pattern_and_a_missing_one_is_the_step(
+    tmp_path: Path,
+) -> None:
+    exact = definition("", "seen")
+    exact.metric.name = "val/acc"
+    names = ("loss", "val/loss", "val/acc", "global_step", "epoch", "seen")
+    definitions = [definition(), definition("val/*", "epoch"), exact, definition("test/*", "nowhere")]
+    rows = [history({**dict.fromkeys(names, step), "test/loss": step, "_step": 3 + step}) for step in range(2)]
+    write_run(tmp_path, records=[header(), run(), *definitions, *rows, end()])
+    found = charts(one_run(tmp_path))
+    assert {name: chart.axis for name, chart in found.items()} == {
+        "loss": "global_step",
+        "val/loss": "epoch",
+        "val/acc": "seen",
+        "test/loss": "_step",
+    }
+    line = found["test/loss"].line
+    assert line is not None
+    assert (line.x, line.y) == ([3, 4], [0, 1])
+
+
+def test_a_corrected_row_replaces_the_earlier_one(tmp_path: Path) -> None:
+    rows = [history({"loss": loss, "global_step": step}) for step, loss in ((0, 1.0), (1, 2.0), (2, 3.0), (1, 2.5))]
+    write_run(tmp_path, records=[header(), run(), definition(), *rows, end()])
+    line = charts(one_run(tmp_path))["loss"].line
+    assert line is not None
+    assert (line.x, line.y) == ([0, 1, 2], [1, 2.5, 3])
+
+
+def test_a_heat_map_shows_when_a_rank_had_the_largest_value(tmp_path: Path) -> None:
+    ranks = [*([1] * 500), *([3] * 500), -1, 1.5, 10**9]  # the last three are none
+    rows = [
+        history({"io/time": 1.0, "io/time/max": 1.5, "io/time/argmax_rank": rank, "global_step": step})
+        for step, rank in enumerate(ranks)
+    ]
+    directory = write_run(tmp_path, records=[header(), run(), definition(), *rows, end()])
+    role = {"shared": False, "label": None, "run_mode": "auto", "world_size": 6}
+    (directory / "dist-wandb.json").write_text(json.dumps(sidecar_record(**role)))
+    found = one_run(tmp_path)
+    (heat,) = found.heat
+    assert heat.ranks == [f"rank {rank}" for rank in range(6)]
+    assert len(heat.edges) == len(heat.cells[0]) + 1 <= 129
+    middle = next(place for place, edge in enumerate(heat.edges) if edge >= 500)
+    assert set(heat.cells[1][: middle - 1]) == set(heat.cells[3][middle:-1]) == {0.5}
+    assert set(heat.cells[1][middle:]) == set(heat.cells[0]) == {0.0}
+    (slowest,) = found.slowest
+    assert (slowest.who, slowest.excess) == ("ranks 1, 3", 0.5)
+    assert slowest.share == pytest.approx(1000 / 1003)
+
+
+@pytest.mark.filterwarnings("error")
+def test_huge_values_are_drawn(tmp_path: Path) -> None:
+    rows = [
+        history({"loss": (-1.7e308, 1.7e308)[step % 2], "rank-0/x": 1.7e308, "rank-1/x": 1.7e308, "_step": step})
+        for step in range(3000)
+    ]
+    write_run(tmp_path, records=[header(), run(), *rows, end()])
+    found = charts(one_run(tmp_path))
+    line = found["loss"].line
+    assert line is not None
+    assert set(line.y) == {1.7e308, -1.7e308}
+    assert (found["x"].least, found["x"].most) == (1.7e308, 1.7e308)
+
+
+def test_a_file_with_too_many_values_is_not_read(tmp_path: Path, limit: Limit) -> None:
+    limit(reading, MOST_VALUES=20, _BETWEEN_CHECKS=2)
+    write_run(tmp_path, records=[header(), run(), *(row(step, {"x": 1, "y": 2}) for step in range(6)), end()])
+    with pytest.raises(ReadError, match=r"more than 20 values. Request fewer names"):
+        build([tmp_path])
+    assert list(charts(build([tmp_path], ["loss"]).runs[0])) == ["loss"]
 
 
 def test_ranks_in_names_are_lines_of_ranks(tmp_path: Path) -> None:

@@ -2,20 +2,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.cli.report.thinning import Budget, Curve, cells, edges_of
+from dist_wandb.cli.report.thinning import Budget, Curve
 
 finite = st.floats(-1e6, 1e6)
 
 
 def curve_of(ys: list[float], xs: list[float] | None = None, budget: Budget | None = None) -> Curve:
-    curve = Curve(budget or Budget(10**6), "_step")
-    for x, y in zip(xs or range(len(ys)), ys, strict=True):
-        curve.add(x, y)
-    return curve
+    x = np.array(xs or range(len(ys)), float)
+    return Curve(budget or Budget(10**6), "_step", x, np.array(ys, float))
 
 
 @given(st.lists(finite, min_size=1, max_size=300), st.sampled_from([16, 32, 512]))
@@ -23,9 +22,9 @@ def test_minima_maxima_sums_and_numbers_are_kept(ys: list[float], most: int) -> 
     curve = curve_of(ys)
     stretches = curve.stretches(most)
     points = curve.points(most)
-    assert len(stretches) <= most
-    assert sum(stretch.number for stretch in stretches) == len(ys)
-    assert sum(stretch.total for stretch in stretches) == pytest.approx(sum(ys), abs=1e-3)
+    assert len(stretches.number) <= most
+    assert stretches.number.sum() == len(ys)
+    assert stretches.total.sum() == pytest.approx(sum(ys), abs=1e-3)
     assert {min(y for _, y in points), max(y for _, y in points)} == {min(ys), max(ys)}
     assert {(x, y) for x, y in points} <= set(enumerate(ys))
 
@@ -33,7 +32,7 @@ def test_minima_maxima_sums_and_numbers_are_kept(ys: list[float], most: int) -> 
 def test_curves_share_a_budget() -> None:
     budget = Budget(1000)
     curves = [curve_of(list(map(float, range(5000))), budget=budget) for _ in range(20)]
-    assert sum(len(curve.stretches()) for curve in curves) <= 1000
+    assert sum(len(curve.stretches().number) for curve in curves) <= 1000
     for curve in curves:
         assert {0.0, 4999.0} <= {y for _, y in curve.points()}
 
@@ -42,33 +41,3 @@ def test_values_that_are_not_finite_are_counted_and_leave_a_gap() -> None:
     curve = curve_of([1.0, math.nan, math.inf, 2.0, -math.inf])
     assert curve.points() == [(0, 1.0), (3, 2.0)]
     assert (curve.gaps, curve.last) == (3, -math.inf)
-
-
-def test_a_corrected_row_replaces_the_earlier_one() -> None:
-    curve = curve_of([1.0, 2.0, 3.0, 2.5], [0, 1, 2, 1])
-    assert curve.points() == [(0, 1.0), (1, 2.5), (2, 3.0)]
-
-
-def test_a_curve_can_be_continued() -> None:
-    curve = curve_of([1.0, 2.0])
-    curve.absorb(curve_of([3.0, math.nan], [2, 3]))
-    assert curve.points() == [(0, 1.0), (1, 2.0), (2, 3.0)]
-    assert curve.gaps == 1
-
-
-def test_cells_have_the_means_of_their_points() -> None:
-    stretches = curve_of([1.0, 3.0, 5.0, 7.0]).stretches()
-    edges = edges_of([stretches], 2)
-    found = cells(stretches, edges)
-    assert [cell and (cell.mean, cell.smallest[1], cell.largest[1]) for cell in found] == [
-        (2.0, 1.0, 3.0),
-        (6.0, 5.0, 7.0),
-    ]
-
-
-@pytest.mark.parametrize("values", [[1.7e308, -1.7e308], [1.7e308]], ids=["of both signs", "of one sign"])
-def test_huge_values_do_not_raise(values: list[float]) -> None:
-    curve = curve_of(values * 3000)
-    assert {y for _, y in curve.points()} == set(values)
-    stretches = curve.stretches(16)
-    assert cells(stretches, edges_of([stretches], 4))
