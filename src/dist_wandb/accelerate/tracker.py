@@ -17,7 +17,7 @@ from dist_wandb.errors import ConfigurationError, MissingExtraError, Unsupported
 
 try:
     from accelerate import Accelerator, PartialState
-    from accelerate.tracking import GeneralTracker
+    from accelerate.tracking import GeneralTracker, WandBTracker
 except ModuleNotFoundError as _error:
     raise MissingExtraError(
         f"DistWandbTracker needs Accelerate, but {_error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _SHORT_WAIT = 1.0  # seconds for the job's store to answer where the caller wants an answer at once
 
 
-class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
+class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships no types
     """Weights & Biases tracker for Accelerate that reaches all ranks.
 
     Pass an instance to `log_with`, or the name ``"dist_wandb"`` once `dist_wandb.accelerate` is imported. Then use
@@ -120,7 +120,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         wrap: bool = True,
         **init_kwargs: Unpack[WandbArguments],
     ) -> None:
-        super().__init__()
+        GeneralTracker.__init__(self)  # the stock class's sets attributes that are properties here
         options = Options.among(locals())
         self.arguments: TrackerArguments = TrackerArguments(init_kwargs, project, run_name)
         self.late_join: LateJoin = LateJoin(options, self.arguments)

@@ -121,16 +121,16 @@ def in_place_of(log_with: Any) -> GeneralTracker:
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("make", [DistWandbTracker, lambda: "dist_wandb", lambda: [Recorder(), "dist_wandb"]])
-def test_as_a_replacement_it_is_found_by_the_stock_trackers_name(make: Callable[[], Any]) -> None:
-    name = in_place_of(make()).name
+def test_as_a_replacement_it_is_found_by_the_stock_trackers_name_and_class(make: Callable[[], Any]) -> None:
+    tracker = in_place_of(make())
+    assert isinstance(tracker, WandBTracker), "trainers also choose the tracker by its class"
+    name = tracker.name
     assert name == "wandb"
-    assert name == "dist_wandb"
-    assert name == DistWandbTracker.name
+    assert name == "dist_wandb" == DistWandbTracker.name
     assert name in ("tensorboard", "wandb")
     assert name not in ("tensorboard", "dist")
     assert not name != "wandb"  # noqa: SIM202  # this operator is meant
-    assert name != "tensorboard"
-    assert name != 1
+    assert all(name != other for other in ("tensorboard", 1))
     assert (f"{name}", {name: 1}) == ("dist_wandb", {"dist_wandb": 1})
 
 
