@@ -42,10 +42,14 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/protocol/memory.py:Cell": ({"attributes": 13}, "a record: the state of a cell"),
     "exchange/protocol/memory.py:Row": ({"attributes": 12}, "a record: a row to be written"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
+    "cli/report/files.py:FileForReport": ({"attributes": 17}, "what a report has of a file, in one place"),
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
     "exchange/protocol/table.py:Table": ({"attributes": 13}, "what all ranks of a unit know of its rows"),
-    "runs/summary.py:SummaryWrites": ({"methods": 16, "attributes": 18}, "what a script does between rows, in its order"),
+    "runs/summary.py:SummaryWrites": (
+        {"methods": 16, "attributes": 18},
+        "what a script does between rows, in its order",
+    ),
     "runs/writer.py:RunWriter": ({"attributes": 19}, "the rows of a rank, also on another run"),
     "session/api.py:InitArguments": ({"attributes": 14}, "a record: the arguments of init"),
     "session/config/own_config.py:OwnConfig": ({"attributes": 13}, "a config as it is written, followed and published"),
@@ -63,6 +67,7 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "settings/plan.py:RunPlan": ({"attributes": 14}, "a record: its fields are what it is"),
     "session/stalls/verdict.py:Answer": ({"attributes": 11}, "a message of a rank: its fields are what it says"),
     "wandb_files/reading.py:StoredRun": ({"attributes": 19}, "a record: its fields are what it is"),
+    "wandb_files/reading.py:Contents": ({"attributes": 13}, "what is read of a file, in one place"),
     "wandb_files/sidecar.py:Sidecar": ({"attributes": 14}, "a record: its fields are what it is"),
 }
 

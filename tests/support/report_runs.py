@@ -6,7 +6,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from dist_wandb.cli.report.page import Run
 START = 1_700_000_000
 
 
-def one_run(top: Path) -> Run:
-    (found,) = build([top]).runs
+def one_run(top: Path, metrics: Sequence[str] = ("*",)) -> Run:
+    (found,) = build([top], metrics=metrics).runs
     return found
 
 

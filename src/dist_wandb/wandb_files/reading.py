@@ -261,11 +261,11 @@ class _Columns(dict[str, tuple["array[int]", "array[float]"]]):
         super().__init__()
         self.has_more: bool = False
         self.also: set[str] = set()  # names that are kept as well, such as W&B's own
-        self._is_wanted = re.compile("|".join(map(translate, patterns)) or "(?!)").match
+        self.wants: Callable[[str], object] = re.compile("|".join(map(translate, patterns)) or "(?!)").match
 
     def __missing__(self, name: str) -> tuple[array[int], array[float]]:
         is_long, column = len(name) > _LONGEST_NAME, (array("I"), array("d"))
-        if name in self.also or (name[:1] != "_" and (is_long or self._is_wanted(name))):
+        if name in self.also or (name[:1] != "_" and (is_long or self.wants(name))):
             if not is_long and len(self) < MOST_METRICS:
                 self[name] = column
             else:

@@ -35,6 +35,7 @@ TIME = "_timestamp"  # W&B's name of the time of a row, in seconds since the epo
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
+_OF_RANKS = re.compile("/(max|step|straggler_excess)$")
 
 _MOST_LINES = 1000  # of the console
 _LONGEST_LINE = 500  # characters
@@ -84,9 +85,15 @@ class FileForReport(Contents):
     stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are timings
 
     def __init__(self, path: Path, directory: Directory, budget: Budget, metrics: Sequence[str] = ("*",)) -> None:
-        with_ranks = [pattern.removesuffix(_ARGMAX) for pattern in metrics if pattern.endswith(_ARGMAX)]
-        needed = f"{TIMES}*", DEGRADED, *with_ranks, *(f"{pattern}/max" for pattern in with_ranks)
-        super().__init__(path, directory, (*metrics, *needed))
+        super().__init__(path, directory, (*metrics, f"{TIMES}*", DEGRADED))
+        self._matches = re.compile("|".join(map(translate, metrics))).match
+        wants = self.metrics.wants
+
+        def is_needed(name: str) -> bool:
+            base = _OF_RANKS.sub("", name)  # what the heat map of a metric of ranks is drawn from, too
+            return bool(wants(name) or self._matches(f"{base}{_ARGMAX}") or self._matches(f"{base}{_STRAGGLER}"))
+
+        self.metrics.wants = is_needed
         self.metrics.also |= {*MAIN_AXES, TIME}
         self.left_out: int = 0  # number of names that match but have no curve
         self.media: dict[str, deque[Logged]] = {}  # the last ones of each name, with their positions at the end
@@ -101,7 +108,6 @@ class FileForReport(Contents):
         self._environment: dict[str, Any] = {}
         self._budget = budget
         self._definitions = Definitions()  # of the x axes
-        self._matches = re.compile("|".join(map(translate, metrics))).match
         self._samples: dict[tuple[str, str], tuple[array[float], array[float]]] = {}  # their minutes and values
 
     def add(self, record: Record) -> None:

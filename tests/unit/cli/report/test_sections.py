@@ -146,7 +146,8 @@ def test_a_corrected_row_replaces_the_earlier_one(tmp_path: Path) -> None:
     assert (line.x, line.y) == ([0, 1, 2], [1, 2.5, 3])
 
 
-def test_a_heat_map_shows_when_a_rank_had_the_largest_value(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", ["*", "*_rank", "io/*"])
+def test_a_heat_map_shows_when_a_rank_had_the_largest_value(tmp_path: Path, pattern: str) -> None:
     ranks = [*([1] * 500), *([3] * 500), -1, 1.5, 10**9]  # the last three are none
     rows = [
         history({"io/time": 1.0, "io/time/max": 1.5, "io/time/argmax_rank": rank, "global_step": step})
@@ -155,7 +156,7 @@ def test_a_heat_map_shows_when_a_rank_had_the_largest_value(tmp_path: Path) -> N
     directory = write_run(tmp_path, records=[header(), run(), definition(), *rows, end()])
     role = {"shared": False, "label": None, "run_mode": "auto", "world_size": 6}
     (directory / "dist-wandb.json").write_text(json.dumps(sidecar_record(**role)))
-    found = one_run(tmp_path)
+    found = one_run(tmp_path, metrics=[pattern])
     (heat,) = found.heat
     assert heat.ranks == [f"rank {rank}" for rank in range(6)]
     assert len(heat.edges) == len(heat.cells[0]) + 1 <= 129
