@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import tokenize
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def measures() -> Iterator[Measure]:
     yield Measure("lines of code in src", sum(map(_lines_of_code, texts, trees.values())), 22_061, 13_000)
     yield Measure("modules", len(texts), 136, 140)
     yield Measure("rooms and modules at the top", len(rooms), 16, 16)
+    yield Measure("class names of several modules", len(_ambiguous(trees.values())), 0, 0)
     yield Measure("circles of imports", len(_circles(_imports(trees))), 0, 0)
     tests = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py"))}
     nodes = [node for text in tests.values() for node in ast.walk(ast.parse(text))]
@@ -133,6 +135,14 @@ def _lines_of_code(path: Path, tree: ast.Module) -> int:
             docstring = node.body[0]
             lines.difference_update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
     return len(lines)
+
+
+def _ambiguous(trees: Iterable[ast.Module]) -> list[str]:
+    """Return the names of classes, apart from case and an underscore, that more than one module has."""
+    classes = [
+        {node.name.strip("_").lower() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)} for tree in trees
+    ]
+    return [name for name, modules in Counter(name for names in classes for name in names).items() if modules > 1]
 
 
 def _imports(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:

@@ -42,7 +42,10 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/protocol/memory.py:Cell": ({"attributes": 13}, "a record: the state of a cell"),
     "exchange/protocol/memory.py:Row": ({"attributes": 12}, "a record: a row to be written"),
     "exchange/protocol/rounds.py:Outcome": ({"attributes": 13}, "a record: the result of a round"),
-    "cli/report/files.py:FileForReport": ({"attributes": 17}, "what a report has of a file, in one place"),
+    "cli/report/files.py:FileForReport": (
+        {"attributes": 17, "constructor": 22},
+        "what a report has of a file, in one place",
+    ),
     "cli/report/page.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
     "runs/requested.py:LoggerArguments": ({"attributes": 20}, "a record: the arguments of wandb.init"),
     "exchange/protocol/table.py:Table": ({"attributes": 13}, "what all ranks of a unit know of its rows"),

@@ -43,7 +43,7 @@ class _Write(NamedTuple):
     record: Any
 
 
-class _Call(NamedTuple):
+class _LoggedCall(NamedTuple):
     """A call of `log`: the position of its row, and those of its values whose row has not ended."""
 
     x: int | None
@@ -91,7 +91,7 @@ def _with(found: dict[str, Any], value: Any) -> dict[str, Any]:
     }
 
 
-class _OpenRow:
+class _OpenNames:
     """The names of the row that has not ended, and where it lies."""
 
     def __init__(self) -> None:
@@ -148,11 +148,11 @@ class SummaryWrites:
         # By the first name of their paths; only the user's threads change it.
         self._writes: dict[str, tuple[_Write, ...]] = {}
         self._replaced: dict[str, int] = {}  # by name: the number of the last write that a later row has replaced
-        self._open = _OpenRow()
+        self._open = _OpenNames()
         # The newest plain value of each name, by the order of the calls, if rows are not written in it: with the serial
         # of its newest row; `None`: media, say.
         self._newest: dict[str, tuple[int, Any]] = {}
-        self._older = _OpenRow()  # names of the open row that have newer values
+        self._older = _OpenNames()  # names of the open row that have newer values
         self._corrected: dict[str, _Corrected] = {}  # of the names whose summary is defined
         self._counted_later: dict[str, None] = {}  # those in the open row, which W&B counts when it ends
         self._restoring: int | None = None  # the thread that writes newer values
@@ -160,7 +160,7 @@ class SummaryWrites:
         self._actions: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
         self._run: AnyRun | None = None
         self._write: Callable[[Any], None] | None = None
-        self._calls: dict[str, _Call] = {}  # the last call of each name
+        self._calls: dict[str, _LoggedCall] = {}  # the last call of each name
         self._statistics: dict[str, Statistics] = {}  # of names whose summary is not the last value
 
     def follow(self, run: AnyRun) -> list[Callable[[], None]]:
@@ -197,7 +197,7 @@ class SummaryWrites:
         if isinstance(self._run, NullRun):
             self._run.summary.show(row, self.paths, defined)
         else:
-            self._calls.update(dict.fromkeys(row, _Call(x, dict(row))))
+            self._calls.update(dict.fromkeys(row, _LoggedCall(x, dict(row))))
 
     def _read(self, read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """Return the summary, of which `read` returns what wandb's own process has."""

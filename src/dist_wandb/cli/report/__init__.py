@@ -31,12 +31,12 @@ from dist_wandb.cli.report.files import MOST_NAMES, FileForReport
 from dist_wandb.cli.report.media import MediaReader, cell_text
 from dist_wandb.cli.report.page import (
     Console,
+    DataTable,
     Degraded,
     Image,
     Report,
+    ReportWriter,
     Run,
-    Table,
-    Writer,
     check_target,
     plain,
     plotly_script,
@@ -168,7 +168,7 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
     drawing = Drawing(named, job is not None, world)
     timings = timings_of(of[0].metrics)
     images: list[Image] = []
-    tables: list[Table] = []
+    tables: list[DataTable] = []
     missed: list[str] = []
     for name, file in named:
         found, more, notes = media.read(file.media, file.media_left_out, file.stored)
@@ -233,12 +233,12 @@ def _writer_name(stored: StoredRun) -> str:
     return f"rank {sidecar.global_rank}"
 
 
-def _writer(name: str, file: FileForReport) -> Writer:
+def _writer(name: str, file: FileForReport) -> ReportWriter:
     stored, sidecar = file.stored, file.stored.sidecar
     stalls, count = stalls_of([stored.directory])
     more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
     problems = (*more, *(f"stood still {stall}" for stall in stalls), *stored.problems)
-    return Writer(
+    return ReportWriter(
         name=name,
         label=sidecar.label if sidecar else None,
         node=sidecar.node_rank if sidecar else None,

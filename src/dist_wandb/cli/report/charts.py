@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from dist_wandb.cli.report.files import MAIN_AXES, TIME, FileForReport, seconds_of
-from dist_wandb.cli.report.page import DIGITS_OF_X, Chart, HeatMap, Line, Slowest, plain, shortened
+from dist_wandb.cli.report.page import DIGITS_OF_X, Chart, ChartLine, HeatMap, Slowest, plain, shortened
 from dist_wandb.cli.report.thinning import Blame, Curve, Stretches, cells, edges_of
 from dist_wandb.settings.reduction import DEGRADED
 from dist_wandb.wandb_files.finding import natural_order
@@ -102,13 +102,13 @@ def charts_of(metrics: Mapping[str, _MetricCurves]) -> list[Chart]:
     return [_chart(name, metrics[name]) for name in sorted(metrics, key=natural_order)]
 
 
-def axes_of(drawing: Drawing, started: str | None) -> dict[str, Line]:
+def axes_of(drawing: Drawing, started: str | None) -> dict[str, ChartLine]:
     """Return the values of the x axes over ``_step``, with W&B's clock in minutes since the start."""
     points = {plain(name): curve.points() for name, curve in drawing.axes.items()}
     if times := points.get(TIME):
         begin = min(times[0][1], seconds_of(started) or math.inf)
         points[TIME] = [(step, (time - begin) / 60) for step, time in times]
-    return {name: Line.of(found, DIGITS_OF_X) for name, found in points.items() if found}
+    return {name: ChartLine.of(found, DIGITS_OF_X) for name, found in points.items() if found}
 
 
 def _chart(name: str, drawn: _MetricCurves) -> Chart:
@@ -117,8 +117,8 @@ def _chart(name: str, drawn: _MetricCurves) -> Chart:
     reduced = [drawn.reduced.get(part) for part in ("", "/min", "/max")]
     curves = [curve for curve in (*reduced, *ranks.values()) if curve is not None]
     drawn_from = Stretches(*map(np.concatenate, zip(*(curve.stretches() for curve in curves), strict=True)))
-    lines = {rank: Line.of(curve.points(most)) for rank, curve in ranks.items()}
-    line, low, high = (None if curve is None else Line.of(curve.points()) for curve in reduced)
+    lines = {rank: ChartLine.of(curve.points(most)) for rank, curve in ranks.items()}
+    line, low, high = (None if curve is None else ChartLine.of(curve.points()) for curve in reduced)
     if len(ranks) > 1 and low is None and high is None:
         mean, low, high = _band([curve.stretches(most) for curve in ranks.values()])
         line = line or mean
@@ -136,7 +136,7 @@ def _chart(name: str, drawn: _MetricCurves) -> Chart:
     )
 
 
-def _band(ranks: Sequence[Stretches]) -> tuple[Line, Line, Line]:
+def _band(ranks: Sequence[Stretches]) -> tuple[ChartLine, ChartLine, ChartLine]:
     """Return the mean, the smallest and the largest value of all ranks along the x axis."""
     edges = edges_of(ranks, _PARTS_OF_BAND)
     of_ranks = np.stack([cells(stretches, edges) for stretches in ranks]) if edges else np.empty((1, 0, 4))
@@ -148,7 +148,7 @@ def _band(ranks: Sequence[Stretches]) -> tuple[Line, Line, Line]:
     middles = (np.array(edges[:-1]) + edges[1:])[places] / 2
     x = np.nanmin(firsts, axis=0) if is_exact else middles
     values = np.nansum(means / count, axis=0), np.nanmin(low, axis=0), np.nanmax(high, axis=0)
-    mean, smallest, largest = (Line.of(zip(x.tolist(), one.tolist(), strict=True)) for one in values)
+    mean, smallest, largest = (ChartLine.of(zip(x.tolist(), one.tolist(), strict=True)) for one in values)
     return mean, smallest, largest
 
 

@@ -15,7 +15,7 @@ from itertools import islice, zip_longest
 from pathlib import PurePosixPath
 from typing import Any
 
-from dist_wandb.cli.report.page import Image, Table, plain
+from dist_wandb.cli.report.page import DataTable, Image, plain
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.small_files import parse_json, read_small
@@ -44,10 +44,10 @@ class MediaReader:
 
     def read(
         self, media: Mapping[str, Sequence[Logged]], left_out: int, of: StoredRun
-    ) -> tuple[list[Image], list[Table], list[str]]:
+    ) -> tuple[list[Image], list[DataTable], list[str]]:
         """Return the images and tables that can be shown, and what cannot, as sentence fragments."""
         images: list[Image] = []
-        tables: list[Table] = []
+        tables: list[DataTable] = []
         self._misses.clear()
         for name, values in media.items():
             for x, value in reversed(values):
@@ -72,7 +72,7 @@ class MediaReader:
                 uri = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
                 yield Image(name, x, uri, plain(caption)[:_LONGEST_CELL], width, height)
 
-    def _table(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Table]:
+    def _table(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[DataTable]:
         content = self._content(value.get("path"), _LARGEST_TABLE, of)
         if content is None:
             return
@@ -121,13 +121,13 @@ def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
     return [(name, caption if isinstance(caption, str) else "") for name, caption in shown]
 
 
-def table_of(name: str, x: float, content: object) -> Table:
+def table_of(name: str, x: float, content: object) -> DataTable:
     """Return the first rows of a table, as text. Raises `ValueError` if it is not in W&B's format."""
     columns, data = (content.get("columns"), content.get("data")) if isinstance(content, dict) else (None, None)
     if not isinstance(columns, list) or not isinstance(data, list):
         raise ValueError("it has no columns, or no data")  # noqa: TRY004
     rows = [row for row in data[:_MOST_ROWS] if isinstance(row, list)]
-    return Table(
+    return DataTable(
         name,
         x,
         [cell_text(column) for column in columns[:_MOST_COLUMNS]],

@@ -36,14 +36,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A curve."""
 
     x: list[float]  # positions on the x axis, ascending
     y: list[float]  # the values at these positions
 
     @classmethod
-    def of(cls, points: Iterable[tuple[float, float]], digits: int = _DIGITS) -> Line:
+    def of(cls, points: Iterable[tuple[float, float]], digits: int = _DIGITS) -> ChartLine:
         """Return the curve through points, with only the digits that are visible in a chart."""
         pairs = [(shortened(x, DIGITS_OF_X), shortened(y, digits)) for x, y in points]
         return cls([x for x, _ in pairs], [y for _, y in pairs])
@@ -55,9 +55,11 @@ class Chart:
 
     name: str
     axis: str
-    line: Line | None  # the reduced values, or the mean of the ranks' lines; `None` if there are neither
-    band: tuple[Line, Line] | None = None  # the smallest and the largest values of the ranks
-    ranks: dict[str, Line] = field(default_factory=dict)  # by name, the line of each rank or of a part of it (a GPU)
+    line: ChartLine | None  # the reduced values, or the mean of the ranks' lines; `None` if there are neither
+    band: tuple[ChartLine, ChartLine] | None = None  # the smallest and the largest values of the ranks
+    ranks: dict[str, ChartLine] = field(
+        default_factory=dict
+    )  # by name, the line of each rank or of a part of it (a GPU)
     last: float = math.nan  # the last value of `line`, or of the first rank
     least: float = math.nan  # the smallest value that is finite
     most: float = math.nan  # the largest value that is finite
@@ -96,7 +98,7 @@ class Slowest:
 
 
 @dataclass(frozen=True)
-class Writer:
+class ReportWriter:
     """One file of a run, as one process wrote it."""
 
     name: str  # name in the page, such as ``"rank 3"``
@@ -133,7 +135,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """A logged table. `rows` are the first of `total` rows, as text."""
 
     name: str
@@ -165,19 +167,21 @@ class Run:
     mode: str  # dist_wandb's run mode and rank scope, such as ``"shared/global"``; empty for an ordinary run
     world: int | None  # number of ranks of the job, if known
     rows: int  # number of history rows of all writers
-    writers: list[Writer]  # the files of the run
+    writers: list[ReportWriter]  # the files of the run
     degraded: Degraded  # rows to which some ranks did not contribute
     facts: dict[str, str]  # such as tags, notes, host, command and commit, as text
     config: dict[str, str]  # names and values, as text
     differing: list[str]  # names of facts and config whose values differ between writers
-    axes: dict[str, Line]  # over ``_step``, the values of each other x axis; ``_timestamp`` in minutes since the start
+    axes: dict[
+        str, ChartLine
+    ]  # over ``_step``, the values of each other x axis; ``_timestamp`` in minutes since the start
     charts: list[Chart]  # charts of the metrics
     system: list[Chart]  # charts of the system metrics, over minutes
     heat: list[HeatMap]
     slowest: list[Slowest]  # the slowest rank of each timing metric, the most important metric first
     findings: list[str]  # what `stragglers.findings` says of the timings
     images: list[Image]
-    tables: list[Table]
+    tables: list[DataTable]
     console: list[Console]  # console output of each process
     notes: list[str]  # contents of the run that the page leaves out
 

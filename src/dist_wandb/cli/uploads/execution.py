@@ -57,7 +57,7 @@ _OF_A_RECORD = re.compile(r"sender: |failed to parse|failed to unmarshal")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class UploadOutcome:
     """The outcome of the upload of one file."""
 
     sent: Sent  # the lines of the file that the server confirmed in all uploads
@@ -90,7 +90,7 @@ def upload(
     file: UploadFile,
     on_progress: Callable[[int], None] = lambda _rows: None,  # repeatedly gets the number of newly confirmed rows
     say: Callable[[str], None] = lambda _text: None,  # gets a line for the user about what the upload waits for
-) -> Outcome:
+) -> UploadOutcome:
     """Upload the rest of one file. The caller has checked that nothing prohibits it.
 
     W&B's own output and log are kept in the user's state directory. Raises `UploadError` if another process is
@@ -116,7 +116,7 @@ class _Attempt:
         self._directory = state.begin(file.sent)
         self._told, self._told_of, self._told_at = {""}, 0, 0.0  # reasons of retries; tries; when
 
-    def run(self, lock: int) -> Outcome:
+    def run(self, lock: int) -> UploadOutcome:
         """Upload the file from a private copy of the run's directory; return the outcome."""
         file, copy = self._file, self._directory / COPY
         source = copy / file.path.name
@@ -247,27 +247,27 @@ class _Attempt:
         return sent
 
 
-def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
+def _outcome(file: UploadFile, this_time: Sent, output: str) -> UploadOutcome:
     sent = file.sent.followed_by(this_time)
     address = re.search(r"View run .*at (https?://\S+)", output)
     url = address[1] if address else None
     if this_time.refused:
-        return Outcome(sent, url, f"{this_time.retried}. {_advice(this_time.retried)}")
+        return UploadOutcome(sent, url, f"{this_time.retried}. {_advice(this_time.retried)}")
     if this_time.problems:
         problem = next((text for text in this_time.problems if text.startswith("HTTP ")), this_time.problems[0])
         is_access = re.match(r"HTTP (40[13]|429|5\d\d)\b", problem)
         concerns_all = bool(is_access or (_UNREACHABLE.search(problem) and not _OF_A_RECORD.match(problem)))
-        return Outcome(sent, url, f"{problem}. {_advice(problem)}", concerns_all)
+        return UploadOutcome(sent, url, f"{problem}. {_advice(problem)}", concerns_all)
     if not this_time.ended:
         lines = [line.removeprefix("wandb: ").strip() for line in output.splitlines()]
         last = " ".join([line for line in lines if line][-2:])
         message = f"`wandb sync` ended without uploading it: {last or 'without output'}"
-        return Outcome(sent, url, message, concerns_all=not this_time.lines and bool(_NO_KEY.search(message)))
+        return UploadOutcome(sent, url, message, concerns_all=not this_time.lines and bool(_NO_KEY.search(message)))
     if sent.lines.history < file.run.rows:
-        return Outcome(
+        return UploadOutcome(
             sent, url, f"the server confirmed {sent.lines.history} of {file.run.rows} rows. Run the command again."
         )
-    return Outcome(sent, url, None)
+    return UploadOutcome(sent, url, None)
 
 
 def _advice(problem: str) -> str:

@@ -101,7 +101,7 @@ class FusedMetrics(Attachment):
             return None
         return packed
 
-    def _part(self, key: Key, own: Packed | None, cell: _Cell) -> Packed:
+    def _part(self, key: Key, own: Packed | None, cell: _AttachedCell) -> Packed:
         """Return what this rank sends of a cell."""
         if own is None or (cell.form is not None and own.form != cell.form):
             return neutral(cell.form)
@@ -153,7 +153,7 @@ class FusedMetrics(Attachment):
         )
 
 
-class _Cell(NamedTuple):
+class _AttachedCell(NamedTuple):
     contributors: int  # number of ranks that have contributed
     holders: int  # those that have data
     form: Form | None  # in which their states are reduced; `None`: they are sent in full
@@ -172,11 +172,13 @@ def _head(own: Packed | None, *, merges: bool) -> tuple[list[float], list[float]
     return sums, [form.digest, -form.digest, form.sums, form.maxima, form.has_blob]
 
 
-def _agreed(contributors: float, holders: float, lacking: float, digest: float, minus: float, *sizes: float) -> _Cell:
+def _agreed(
+    contributors: float, holders: float, lacking: float, digest: float, minus: float, *sizes: float
+) -> _AttachedCell:
     """Return what follows from the reduced heads: states are sent in full if a rank that computes has none."""
     is_one = holders and not lacking and digest == -minus and min(sizes) >= 0 and sum(sizes) <= _MOST_NUMBERS
     form = Form(digest, int(sizes[0]), int(sizes[1]), bool(sizes[2])) if is_one else None
-    return _Cell(int(contributors), int(holders), form)
+    return _AttachedCell(int(contributors), int(holders), form)
 
 
 def _columns(received: list[bytes], number: int) -> list[list[bytes]]:

@@ -12,7 +12,7 @@ import pytest
 from limits import Limit
 
 from dist_wandb.cli.report import page
-from dist_wandb.cli.report.page import Chart, Line, Report, Run, json_of, page_of
+from dist_wandb.cli.report.page import Chart, ChartLine, Report, Run, json_of, page_of
 from dist_wandb.errors import ReadError
 
 EVIL = "</script><!--<img src=x onerror=alert(1)>\u2028&amp;"
@@ -31,8 +31,8 @@ RUN = Run(
     facts={EVIL: EVIL},
     config={EVIL: EVIL},
     differing=[],
-    axes={EVIL: Line([0, 1], [0, 1])},
-    charts=[Chart(EVIL, "_step", Line([0, 1], [0.5, math.nan]))],
+    axes={EVIL: ChartLine([0, 1], [0, 1])},
+    charts=[Chart(EVIL, "_step", ChartLine([0, 1], [0.5, math.nan]))],
     system=[],
     heat=[],
     slowest=[],

@@ -15,7 +15,7 @@ from record_files import content_of, new_record, row
 from strangers import give_away
 from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
 
-from dist_wandb.cli.uploads.execution import Outcome, upload
+from dist_wandb.cli.uploads.execution import UploadOutcome, upload
 from dist_wandb.cli.uploads.plan import Terms, UploadRun
 from dist_wandb.cli.uploads.state import FileState, Lines, Sent, remove_left_copies
 from dist_wandb.errors import UploadError
@@ -52,7 +52,9 @@ def wandb_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_environment
     return here
 
 
-def uploaded(here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0) -> tuple[Outcome, dict[str, Any]]:
+def uploaded(
+    here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0
+) -> tuple[UploadOutcome, dict[str, Any]]:
     (here / "log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
     outcome = upload(run.files[file])
     received: dict[str, Any] = json.loads((here / "received").read_text())

@@ -14,7 +14,7 @@ import pytest
 from upload_runs import CONFIRMED, ENDED, log_of_attempt, of_rank, recorded, rows, stored
 
 from dist_wandb.cli import main, uploads
-from dist_wandb.cli.uploads.execution import Outcome
+from dist_wandb.cli.uploads.execution import UploadOutcome
 from dist_wandb.cli.uploads.plan import UploadFile
 from dist_wandb.cli.uploads.state import Lines, Sent
 from dist_wandb.errors import ReadError
@@ -26,7 +26,7 @@ class Sync:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.of: list[str] = []  # the requested uploads
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, UploadOutcome] = {}
         self.ends: Callable[[], object] = int  # ends an upload early
         self.capsys = capsys
         self._found: tuple[list[StoredRun], list[tuple[Path, ReadError]]] = [], []
@@ -40,12 +40,12 @@ class Sync:
     def out(self) -> str:
         return self.capsys.readouterr().out
 
-    def _upload(self, file: UploadFile, on_progress: Callable[[int], None], *_: Any) -> Outcome:
+    def _upload(self, file: UploadFile, on_progress: Callable[[int], None], *_: Any) -> UploadOutcome:
         name = f"{file.run.run_id} {file.run.shared_as.label if file.run.shared_as else ''}".rstrip()
         self.of.append(name)
         self.ends()
         on_progress(file.run.rows)
-        return self.outcomes.get(name, Outcome(Sent(Lines(file.run.rows)), "https://server/exp", None))
+        return self.outcomes.get(name, UploadOutcome(Sent(Lines(file.run.rows)), "https://server/exp", None))
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_the_owner_is_shown(tmp_path: Path, syncing: Sync) -> None:
 def test_a_failure_that_affects_all_uploads_ends_them(
     tmp_path: Path, syncing: Sync, concerns_all: bool, tried: list[str]
 ) -> None:
-    syncing.outcomes["a"] = Outcome(Sent(Lines(2)), None, "no way there", concerns_all)
+    syncing.outcomes["a"] = UploadOutcome(Sent(Lines(2)), None, "no way there", concerns_all)
     runs = [stored(tmp_path / name, run_id=name) for name in ("a", "b")]
     assert syncing(*runs) == 1
     assert syncing.of == tried
