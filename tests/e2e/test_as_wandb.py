@@ -161,8 +161,8 @@ def test_init_while_a_run_is_open_returns_it_on_all_ranks(tmp_path: Path) -> Non
         environment=clean_environment(WANDB_MODE="offline"),
         timeout=120,
     ).check()
-    stored = {run.name: run for run in ended_runs(tmp_path, 7)}
-    assert stored.keys() == {"fold-all", "fold-0", "fold-1", "last", "turn-0", "alone", "beside"}
+    stored = {run.name: run for run in ended_runs(tmp_path, 9)}
+    assert stored.keys() == {"fold-all", "fold-0", "fold-1", "last", "turn-0", "ahead-0", "ahead-1", "alone", "beside"}
     assert {name: run.config["lr"] for name, run in stored.items()} == dict.fromkeys(stored, 1)
     rows = {name: history_of(run) for name, run in stored.items()}
     folds = ("fold-all", "fold-0", "fold-1", "last")
@@ -173,10 +173,13 @@ def test_init_while_a_run_is_open_returns_it_on_all_ranks(tmp_path: Path) -> Non
         "fold-1": [1],
         "last": [],
         "turn-0": [],
+        "ahead-0": [],
+        "ahead-1": [],
         "alone": [0],
         "beside": [1],
     }
     assert rows["turn-0"].final("loss") == [1.5] * 2
+    assert [rows[f"ahead-{turn}"].last("loss") for turn in range(2)] == [{0: 1.5}, {1: 1.5}]
     assert {rows[name].flags("loss").get(3) for name in folds} == {0}
     assert sorted(finished.lines("AFTER ")) == ["AFTER 0 None", "AFTER 1 None"]
     assert sorted(finished.lines("REFUSED ")) == [f"REFUSED {rank} ConfigurationError ConfigError" for rank in (0, 1)]

@@ -237,14 +237,13 @@ class JobLink:
             theirs = store.try_get(key)
             if theirs is not None and theirs[0] >= number:
                 return (bool(theirs[1]),)
-            return (None,) if is_ended else None
+            return (None,) if is_ended else (mine,) if self.has_moved or why_no_run(self) else None
 
         def decided(store: JobStore) -> tuple[bool | None] | None:
             if self.topology.is_coordinator:
                 store.publish(key, [number, mine])
-            elif job_description.is_published(store):
-                return poll(lambda: decision(store), within, LONGEST_PAUSE, self.topology.world_size)
-            return (mine,)
+                return (mine,)
+            return poll(lambda: decision(store), within, LONGEST_PAUSE, self.topology.world_size)
 
         with suppress(RendezvousError):
             store = self.find_store()

@@ -56,6 +56,13 @@ def main() -> None:
         wandb.log({"loss": 1.0 + rank}, step=turn)
         time.sleep(rank)
     wandb.finish()
+    for turn in range(2):  # rank 1 calls `init` again before rank 0 has opened the first one
+        time.sleep(0.0 if rank else 1.0)
+        wandb.init(**PROJECT, name=f"ahead-{turn}", config={"lr": 1})
+        wandb.log({"loss": 1.0 + rank}, step=turn)
+        if rank == 0:
+            wandb.finish()
+    wandb.finish()
     sys.stdout.write(f"AFTER {rank} {wandb.run}\n")
     if rank == 0:
         wandb.init(**PROJECT, name="alone", config={"lr": 1})
