@@ -55,6 +55,22 @@ def why_no_run(link: JobLink) -> str | None:
     return ask(link.store, lambda store: (store.try_get(run_key(link.plan)) or {}).get("error") or refusal(store), None)
 
 
+def have_same_run(one: JobLink, other: JobLink) -> bool:
+    """Return whether the numbers of sessions of a rank without a run go to the same run, as far as that is known."""
+
+    def published(store: JobStore) -> str | None:
+        with suppress(ConfigurationError):  # the coordinator opens no run
+            return wait_base_id(store, one.topology, 0.0)
+        return None
+
+    plans = [
+        link.plan if link.plan.base_id else replace(link.plan, base_id=ask(link.store, published, None))
+        for link in (one, other)
+    ]
+    first, second = map(unit_run_id, plans)
+    return first is not None and first == second
+
+
 @dataclass(eq=False, repr=False)
 class JobLink:
     """Exchanges messages with the other ranks of the job. Without a store, it does nothing."""
@@ -121,12 +137,12 @@ class JobLink:
                 *(math.inf, LONGEST_PAUSE, self.topology.world_size),
             )
 
-    def run_id(self, *, waits: bool = True) -> str | None:
-        """Return the id of the unit's run, which the coordinator publishes; if it `waits`, as long as reads may."""
+    def run_id(self) -> str | None:
+        """Return the id of the unit's run; `wait` for the one that the coordinator publishes."""
         store, given = self.store, self.plan.base_id
         if store is not None and not self.has_id and not self.topology.is_coordinator:
             try:
-                if waits and (given is None or job_description.is_published(store)):
+                if given is None or job_description.is_published(store):
                     self.wait(lambda: is_base_id_known(store))
                 base_id = wait_base_id(store, self.topology, 0.0)
             except (RendezvousError, ConfigurationError):

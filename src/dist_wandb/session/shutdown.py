@@ -29,7 +29,7 @@ from dist_wandb.job.timed_caller import call_or_default, poll
 from dist_wandb.notices import warn
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.intake import Intake
-from dist_wandb.session.job_link import UnitEnd
+from dist_wandb.session.job_link import UnitEnd, have_same_run
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
 from dist_wandb.session.restart import RestartStore
@@ -118,14 +118,11 @@ class Shutdown:
         self.finish_with_run(exit_code)
         run, topology = self._own.run, self._link.topology
         for other, shutdown in registry.shutdowns.copy().items():
-            if other.topology == topology and (other.run is run if run else self._has_run_of(shutdown)):
+            if other.topology != topology:
+                continue
+            link = shutdown._link  # noqa: SLF001  # of this class
+            if other.run is run if run else not other.run and have_same_run(self._link, link):
                 other.finish(exit_code, others_go_on=True)
-
-    def _has_run_of(self, other: Shutdown) -> bool:
-        """Whether the numbers of both sessions of a rank without a run go to the same run, as far as it is known."""
-        link = other._link
-        mine = None if other._own.run else self._link.run_id(waits=False)
-        return mine is not None and mine == link.run_id(waits=False)
 
     def refresh(self, published: float) -> None:
         """Refresh the config, and detach after the run was finished on the rank that has it."""
