@@ -178,7 +178,8 @@ class Contents:
     def add(self, record: Record) -> None:
         kind, contents = record
         if kind == "history":
-            metrics, (numbers, _) = self.metrics, numbers_and_media(contents)
+            metrics, (numbers, media) = self.metrics, numbers_and_media(contents)
+            self.add_media(media)
             for name, number in numbers.items():
                 rows, values = metrics[name]
                 rows.append(self.rows)
@@ -196,6 +197,9 @@ class Contents:
             self.exit_code = contents.get("exit_code", 0)
         elif kind == "metric" and contents.get("glob_name") == "*":
             self.step_axis = contents.get("step_metric")
+
+    def add_media(self, media: Mapping[str, dict[str, Any]]) -> None:
+        """Take the media of the row number `rows`, of which nothing is kept here."""
 
     def _configure(self, contents: Mapping[str, Any]) -> None:
         for name, value in contents.get("update", {}).items():

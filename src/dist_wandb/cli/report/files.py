@@ -112,9 +112,7 @@ class FileForReport(Contents):
 
     def add(self, record: Record) -> None:
         kind, contents = record
-        if kind == "history":
-            self._add_media(contents)
-        elif kind == "metric":
+        if kind == "metric":
             self._define(contents)
         elif kind == "stats":
             self._add_sample(contents)
@@ -124,8 +122,8 @@ class FileForReport(Contents):
             self._environment |= contents
         super().add(record)
 
-    def _add_media(self, row: Mapping[str, Any]) -> None:
-        for name, value in numbers_and_media(row)[1].items():
+    def add_media(self, media: Mapping[str, dict[str, Any]]) -> None:
+        for name, value in media.items():
             if value.get("_type") not in KINDS_OF_MEDIA:
                 continue
             if name[:_LONGEST_NAME] in self.media or len(self.media) < MOST_MEDIA:

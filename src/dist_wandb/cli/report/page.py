@@ -57,9 +57,8 @@ class Chart:
     axis: str
     line: ChartLine | None  # the reduced values, or the mean of the ranks' lines; `None` if there are neither
     band: tuple[ChartLine, ChartLine] | None = None  # the smallest and the largest values of the ranks
-    ranks: dict[str, ChartLine] = field(
-        default_factory=dict
-    )  # by name, the line of each rank or of a part of it (a GPU)
+    # by name, the line of each rank or of a part of it (a GPU)
+    ranks: dict[str, ChartLine] = field(default_factory=dict)
     last: float = math.nan  # the last value of `line`, or of the first rank
     least: float = math.nan  # the smallest value that is finite
     most: float = math.nan  # the largest value that is finite
