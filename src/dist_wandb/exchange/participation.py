@@ -234,7 +234,7 @@ class Participation:
     def is_somebody_waiting(self) -> bool:
         """Return whether a rank outside wants to join; one member checks this, at intervals."""
         generation, membership = self.generation, self.membership
-        if generation is None or membership is None or generation.members[0] != self._context.unit.index:
+        if generation is None or membership is None or not self._context.speaks_in(generation):
             return False
         outside = self._context.unit.size - len(generation.members)
         if not outside or outside <= len(membership.presence.ended("finished")):
@@ -264,7 +264,7 @@ class Participation:
     def admit(self, generation: Generation) -> Generation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
         membership = self.joined
-        if generation.members[0] == self._context.unit.index:
+        if self._context.speaks_in(generation):
             ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self.kept))
             state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
             return membership.admit(generation, self._checkpoint, state)

@@ -223,7 +223,7 @@ class Context(Notices):
 
         Reports them, and those that came late.
         """
-        late = set(generation.joined) - set(before.lost) if before is not None and self._speaks_in(before) else ()
+        late = set(generation.joined) - set(before.lost) if before is not None and self.speaks_in(before) else ()
         if late:  # the others did not wait for them, because they had not opened a session
             has, logs = ("has", "it logs") if len(late) == 1 else ("have", "they log")
             self.warn(
@@ -238,7 +238,7 @@ class Context(Notices):
         reasons: dict[str, list[int]] = {}
         for index in sorted(missing):
             reasons.setdefault(self._why_absent(presence, index, before, generation), []).append(index)
-        if reasons and self._speaks_in(generation):
+        if reasons and self.speaks_in(generation):
             text = " and ".join(why.format(self._named(presence, those)) for why, those in reasons.items())
             self.warn(
                 f"lost {sorted(map(list, reasons.values()))}",
@@ -260,7 +260,7 @@ class Context(Notices):
             return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
         return f"{{}} failed after {where}" if how == "failed" else f"lost {{}} after {where}"
 
-    def _speaks_in(self, generation: Generation) -> bool:  # for all members
+    def speaks_in(self, generation: Generation) -> bool:  # for all members
         return generation.members[0] == self.unit.index
 
     def _named(self, presence: Presence, indices: Iterable[int]) -> str:
@@ -273,7 +273,7 @@ class Context(Notices):
             return
         if self._has_checked and not is_end:
             return
-        if not (self.rows.writes if generation is None else self._speaks_in(generation)):
+        if not (self.rows.writes if generation is None else self.speaks_in(generation)):
             return
         self._has_checked, size = True, self.unit.size
         if generation is not None and len({*generation.members, *generation.lost, *presence.gone}) == size:
