@@ -117,8 +117,9 @@ class Shutdown:
         """
         self.finish_with_run(exit_code)
         run, topology = self._own.run, self._link.topology
-        for other, shutdown in registry.shutdowns.copy().items():
-            if other.topology != topology:
+        for other in registry.open_sessions():
+            shutdown = registry.shutdowns.get(other)  # another thread may have ended it
+            if shutdown is None or other.topology != topology:
                 continue
             link = shutdown._link  # noqa: SLF001  # of this class
             if other.run is run if run else not other.run and have_same_run(self._link, link):
