@@ -112,9 +112,16 @@ def test_a_restart_continues_the_run_of_a_rank_that_writes_instead_of_the_primar
     assert finished.output.count("of an earlier start (restart 1 of torchrun)") == 1
 
 
-@pytest.mark.parametrize("logged", ["11", "101"], ids=["the session before", "an earlier session"])
-def test_ranks_wait_for_a_primary_that_still_ends(logged: str, tmp_path: Path) -> None:
-    finished = run_job(*torchrun(SCRIPTS / "ends_slowly.py", tmp_path, *logged), cwd=tmp_path).check()
-    histories = [history_of(run) for run in ended_runs(tmp_path, len(logged))]
-    assert [history.values("loss") for history in histories] == [[0.5] * int(each) for each in logged]
+SLOW = {  # run mode, the rank whose first run ends slowly, and in which sessions the ranks log
+    "the session before": ("auto", 0, "11"),
+    "an earlier session": ("auto", 0, "101"),
+    "a run per rank": ("new", 1, "11"),
+}
+
+
+@pytest.mark.parametrize(("mode", "slow", "logged"), SLOW.values(), ids=SLOW)
+def test_ranks_wait_for_one_that_still_ends(mode: str, slow: int, logged: str, tmp_path: Path) -> None:
+    finished = run_job(*torchrun(SCRIPTS / "ends_slowly.py", tmp_path, mode, slow, *logged), cwd=tmp_path).check()
+    rows = [[0.5] * int(each) for each in logged] * (2 if mode == "new" else 1)
+    assert [history_of(run).values("loss") for run in ended_runs(tmp_path, len(rows))] == rows
     assert "has not opened a session" not in finished.output

@@ -128,7 +128,7 @@ class CollectiveExchange(Exchange):
             if self.participation.generation:
                 begins = lifecycle.has_failed and not self.rounds.table.round
             else:
-                begins = not (self._rows.writes or lifecycle.is_stopped) and self._hooks.is_opening()
+                begins = not lifecycle.is_stopped and self._hooks.is_opening()
             is_early = begins and not (lifecycle.has_failed and time.monotonic() >= most)
             if lifecycle.phase is Phase.MOVING or is_early:
                 deadline = time.monotonic() + limit

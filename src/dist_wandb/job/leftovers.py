@@ -93,6 +93,12 @@ def unended(job_store: JobStore) -> list[JobStore]:
     return [_keys_at(job_store, f"{of_integration.namespace}/{one}") for one in numbers]
 
 
+def before(job_store: JobStore) -> JobStore | None:
+    """Return the keys of the session before this one of the same integration."""
+    of_integration, number = place_of(job_store)
+    return _keys_at(job_store, f"{of_integration.namespace}/{number - 1}") if number > 1 else None
+
+
 def place_of(job_store: JobStore) -> tuple[JobStore, int]:
     """Return the keys of a session's integration, and the session's number in it."""
     namespace, _, number = job_store.namespace.rpartition("/")

@@ -263,7 +263,7 @@ class RunOpener:
 
 
 def run_key(plan: RunPlan) -> str:
-    return f"run/{plan.name_suffix}"
+    return f"run/{plan.unit_name}"  # of the unit's primary, also if each rank has a run
 
 
 def attached_writers(job_store: JobStore, plan: RunPlan) -> SharedList:

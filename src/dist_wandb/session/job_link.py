@@ -160,6 +160,7 @@ class JobLink:
 
         It can come to this session only after it has opened the runs of the `enclosing` ones, which are open here, and
         ended the one before, in which W&B may still upload. Once it has come, it has yet to import wandb, for example.
+        On the primary, it tells whether others, with runs of their own, still end the session before.
         """
         key, latest = run_key(self.plan), math.inf
         latest_outside = time.monotonic() + self.options.limits.join_timeout
@@ -168,6 +169,11 @@ class JobLink:
         def is_begun(link: JobLink, store: JobStore) -> bool:
             """Whether the primary of a session has begun to open it, and not opened its run yet."""
             return generations.has_opened(link.unit_keys(store), 0) and not store.has([run_key(link.plan)])
+
+        def is_ending_former(store: JobStore) -> bool:
+            """Whether ranks have left the exchange of the session before this one, but have yet to end their runs."""
+            before = leftovers.before(store)
+            return before is not None and generations.number_ending(self.unit_keys(before)) > 0
 
         def follows(store: JobStore) -> bool:
             """Whether the coordinator is in the session before this one, or in an earlier one that has ended here."""
@@ -178,8 +184,11 @@ class JobLink:
 
         def is_opening() -> bool:
             nonlocal latest, outside
-            found = ask(self.store, lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
             now = time.monotonic()
+            if not self.unit.index:
+                is_due = self.plan.run_mode == "new" and self.is_counted and now < latest_outside
+                return is_due and ask(self.store, is_ending_former, False)
+            found = ask(self.store, lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
                 if now < latest_outside and (
                     any(ask(link.store, partial(is_begun, link), False) for link in (self, *enclosing))
@@ -279,6 +288,8 @@ class JobLink:
         store, self.move = self.store, None  # breaks a reference cycle
         if store is None or not self.is_counted:
             return
+        if self.plan.run_mode == "new" and self.reduces:
+            ask(store, lambda store: generations.publish_ended(self.unit_keys(store)), None)
         self.is_counted = False
         is_needed = self.plan.needs_base_id  # by a rank that comes later
         if not is_needed and isinstance(exchange, CollectiveExchange) and exchange.is_only_one:

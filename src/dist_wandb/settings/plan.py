@@ -46,6 +46,7 @@ class RunPlan:
         hardware: Label under which this rank records the hardware of its node in the unit's run; `None` for W&B's
             default: the process that opens a run records the hardware of its own node.
         is_trial: Whether the unit's run, or in `new` this rank's, is the trial of a sweep: its id is the base id.
+        unit_name: Name of the unit; empty if the job has only one.
     """
 
     run_mode: RunMode
@@ -62,6 +63,7 @@ class RunPlan:
     own_directory: bool = False
     hardware: str | None = None
     is_trial: bool = False
+    unit_name: str = ""
 
     @property
     def needs_base_id(self) -> bool:
@@ -161,7 +163,7 @@ def plan_run(
     hardware = f"worker-{topology.node_rank}" if records and topology.local_rank == leader else None
     has_coordinator = not name or topology.coordinator in own.ranks
     is_trial = in_sweep and (topology.is_coordinator if mode == "new" else has_coordinator)
-    plan = RunPlan(mode, scope, base_id, base_id, group, leads, hardware=hardware, is_trial=is_trial)
+    plan = RunPlan(mode, scope, base_id, base_id, group, leads, hardware=hardware, is_trial=is_trial, unit_name=name)
     if topology.world_size == 1:
         return plan
     if base_id is None and (hardware is not None or (own.is_member and (leads or mode != "auto"))):

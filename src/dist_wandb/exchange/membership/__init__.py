@@ -182,7 +182,7 @@ class Membership:
         """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
         is_due = self._is_due()  # first: a rank that opened its session before this one ended is counted
         counts = self.presence.counts()
-        if counts != self._counts:
+        if counts != self._counts or self._hooks.is_opening():
             self._counts, self._changed = counts, time.monotonic()
         if time.monotonic() - self._changed < least_wait(self._within, self._unit):
             return False

@@ -15,6 +15,7 @@ from dist_wandb.settings.plan import Unit
 APART = 2.0  # seconds that a rank waits at least for others: the ranks of a job do not start at the same time
 _POLL_INTERVAL = 0.5  # seconds between two polls in `Presence.is_gone`
 _OPENED = "opened"  # list of the ranks that have opened a session
+_LEFT, _ENDED = "gone", "ended"  # list of the ranks that have left the exchange; how many have ended their runs since
 _BEFORE = "before"  # those that had the session which this one continues
 
 
@@ -164,6 +165,15 @@ def number_opened(keys: JobStore) -> int:
     return SharedList(keys, _OPENED).count()
 
 
+def publish_ended(keys: JobStore) -> None:
+    keys.count(_ENDED)
+
+
+def number_ending(keys: JobStore) -> int:
+    """Return how many ranks have left the exchange, but not ended their runs, for which W&B may still upload."""
+    return SharedList(keys, _LEFT).count() - int(keys.try_get(_ENDED) or 0)
+
+
 def least_wait(within: float, unit: Unit) -> float:
     """Return how long to wait at least for ranks that have not opened a session, at most `within`, in seconds."""
     return min(within, interval(APART, unit.size))
@@ -183,7 +193,7 @@ class Presence:
         self._arrived: set[int] = set()  # indices of all arrivals read so far
         self._arrivals = SharedList(keys, "here")
         self._opened = SharedList(keys, _OPENED)
-        self._departures = SharedList(keys, "gone")
+        self._departures = SharedList(keys, _LEFT)
         self._next_poll = Interval(_POLL_INTERVAL, unit.size)
         self.began: float = time.monotonic()  # to wait for others
         self.stand_in: int | None = None  # index of the rank that writes if the store is gone; `None` if not known
