@@ -84,7 +84,7 @@ def measures() -> Iterator[Measure]:
     trees = {path: ast.parse(text) for path, text in texts.items()}
     rooms = {path.relative_to(SOURCES).parts[0] for path in texts}
     yield Measure("lines of src", sum(text.count("\n") for text in texts.values()), 30_853, 23_000)
-    yield Measure("lines of code in src", sum(map(_lines_of_code, texts, trees.values())), 21_769, 13_000)
+    yield Measure("lines of code, without imports", sum(map(_lines_of_code, texts, trees.values())), 19_635, 13_000)
     yield Measure("modules", len(texts), 135, 140)
     yield Measure("rooms and modules at the top", len(rooms), 16, 16)
     yield Measure("class names of several modules", len(_ambiguous(trees.values())), 0, 0)
@@ -121,7 +121,7 @@ def main() -> int:
 
 
 def _lines_of_code(path: Path, tree: ast.Module) -> int:
-    """Return the number of lines with code: no comments, no docstrings."""
+    """Return the number of lines with code and signatures: no imports, comments or docstrings."""
     with path.open("rb") as file:
         lines = {
             line
@@ -131,6 +131,8 @@ def _lines_of_code(path: Path, tree: ast.Module) -> int:
         }
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         if isinstance(node, owners) and ast.get_docstring(node) is not None:
             docstring = node.body[0]
             lines.difference_update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))

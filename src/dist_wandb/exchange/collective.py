@@ -68,6 +68,8 @@ class CollectiveExchange(Exchange):
             self._context.is_first(UNOPENED)
         self.turns: Turns = Turns(self._context, self.rounds)
         self.participation: Participation = Participation(self._context, self.rounds, self.turns.pacer)
+        if not (rows.writes or rows.writer.label):
+            self.rounds.side_data.dropped = rows.own_names
         self._hooks = hooks
         self._rows = rows
         self._late_from = math.inf  # on the monotonic clock: half of the time to end is over

@@ -117,6 +117,16 @@ class Context(Notices):
                 f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
                 "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
             )
+        unwritten = [name for name in outcome.dropped if name not in self.rows.own_names]
+        if unwritten and self.rows.writes:
+            others = f" (and {len(unwritten) - 1} more)" if len(unwritten) > 1 else ""
+            self.warn(
+                "nobody's",
+                f"rank {self.unit.global_rank_of(outcome.dropped[unwritten[0]])} logged values of {unwritten[0]!r}"
+                f"{others} that are not reduced, and rank {self.rank} did not. Such values (text, media, lists) are "
+                f"written on rank {self.rank} only, so these are not in the run. Log them there, or pass "
+                "run_mode='shared'; for tables and images of all ranks see dist_wandb.gathered.",
+            )
         if outcome.crowded:
             self.warn(
                 "pending",

@@ -208,6 +208,7 @@ class Rows:
         self.act = act
         self.first: int | None = first if counts else None
         self.reductions: Reductions = Reductions(reduce)
+        self.own_names: set[str] = set()  # that were logged here, of values that only the primary writes
         kinds = {Snapshot: FusedMetrics, Gathered: FusedGathers}
         self.attachments: Attachments = Attachments(rank, writer.lost, kinds, merges=self.writes)
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
@@ -304,8 +305,10 @@ class Rows:
                 unit[name] = number_of(value) if self._is_first else NO_NUMBER
             elif isinstance(value, ATTACHED):
                 others[self.attachments.by_type[type(value)].series(name, value)] = value
-            elif self.writes:
-                mine[name] = value
+            else:
+                self.own_names.add(name)
+                if self.writes:
+                    mine[name] = value
         if unit or others:
             unit.update((axis, number_of(value)) for axis, value in lacked.items())
         elif mine:

@@ -117,6 +117,18 @@ def test_nested_values_are_nested_in_the_run_whichever_rank_logs_them(
     ]
 
 
+@pytest.mark.usefixtures("fake_wandb")
+def test_text_that_the_primary_never_logs_is_named(
+    job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(TWO)
+    sessions[0].log({"loss": 0.5, "note": "a", "other": "b"}, step=0)
+    sessions[1].log({"loss": 0.5, "note": "c", "sample": "d", "nested": {"list": [1, 2]}}, step=0)
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "rank 1 logged values of 'nested.list' (and 1 more) that are not reduced, and rank 0 did not" in message
+
+
 @pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7), True], ids=["numpy", "torch", "bool"])
 def test_a_step_may_be_any_integer(job: Job, fake_wandb: FakeWandb, step: Any) -> None:
     sessions = job(TWO)

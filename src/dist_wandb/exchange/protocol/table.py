@@ -39,6 +39,7 @@ class Table:
         self.axes: dict[str, None] = {}  # those that are x axes of the user
         self.taken: dict[int, int] = {}  # by rank: how many of its calls were taken
         self.counts: dict[str, dict[int, int]] = {}  # by name and closing rank: how often it logged it without a step
+        self.dropped: dict[str, int] = {}  # names that closing ranks had for the primary to write; the lowest of them
         self.memory: Memory = Memory(size, remembered)  # rows that were written
         self.cells: dict[Key, Cell] = {}  # those that wait
         self.rows: dict[Owner, dict[str, Key]] = {}  # the cells of each row, by name
