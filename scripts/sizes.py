@@ -23,7 +23,6 @@ EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/interface.py:Exchange": ({"methods": 17}, "what a session and its end ask of any exchange"),
     "exchange/interface.py:Lifecycle": ({"attributes": 12}, "a record: what the threads of an exchange share"),
     "exchange/collective.py:CollectiveExchange": ({"methods": 23}, "an exchange, and the steps of its thread"),
-    "exchange/membership/__init__.py:Membership": ({"methods": 16, "attributes": 16}, "all agreements on members"),
     "exchange/membership/generations.py:Presence": (
         {"methods": 20, "attributes": 13},
         "what ranks tell of themselves",

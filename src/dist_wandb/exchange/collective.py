@@ -69,7 +69,7 @@ class CollectiveExchange(Exchange):
         self.turns: Turns = Turns(self._context, self.rounds)
         self.participation: Participation = Participation(self._context, self.rounds, self.turns.pacer)
         if not (rows.writes or rows.writer.label):
-            self.rounds.side_data.dropped = rows.own_names
+            self.rounds.side_data.unwritten = rows.reductions.unreduced
         self._hooks = hooks
         self._rows = rows
         self._late_from = math.inf  # on the monotonic clock: half of the time to end is over

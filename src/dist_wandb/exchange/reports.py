@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_wandb.errors import RendezvousError
@@ -104,29 +104,7 @@ class Context(Notices):
                 "with the n-th on the others. Pass step= to log.",
             )
         if outcome.uneven and self.rows.writes:
-            name, of_name = next(iter(outcome.uneven.items()))
-            by_count: dict[int, list[int]] = {}
-            for rank, count in of_name.items():
-                by_count.setdefault(count, []).append(self.unit.global_rank_of(rank))
-            shown = ", ".join(
-                f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
-            )
-            others = f" (and {len(outcome.uneven) - 1} more)" if len(outcome.uneven) > 1 else ""
-            self.warn(
-                "uneven",
-                f"{name!r}{others} was logged without a step {shown}. The n-th value of one rank was combined with the "
-                "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
-            )
-        unwritten = [name for name in outcome.dropped if name not in self.rows.own_names]
-        if unwritten and self.rows.writes:
-            others = f" (and {len(unwritten) - 1} more)" if len(unwritten) > 1 else ""
-            self.warn(
-                "nobody's",
-                f"rank {self.unit.global_rank_of(outcome.dropped[unwritten[0]])} logged values of {unwritten[0]!r}"
-                f"{others} that are not reduced, and rank {self.rank} did not. Such values (text, media, lists) are "
-                f"written on rank {self.rank} only, so these are not in the run. Log them there, or pass "
-                "run_mode='shared'; for tables and images of all ranks see dist_wandb.gathered.",
-            )
+            _warn_of_counts(self.warn, outcome.uneven, self.rows.reductions.unreduced, self.unit)
         if outcome.crowded:
             self.warn(
                 "pending",
@@ -325,3 +303,39 @@ def _named(keys: Sequence[Key]) -> str:
     ]
     positions = list(dict.fromkeys(positions))
     return f"{what} at {positions[0]}" + (f" and in {len(positions) - 1} more rows" if len(positions) > 1 else "")
+
+
+def _warn_of_counts(
+    warn: Callable[[str, str], None], counts: Mapping[str, Mapping[int, int]], own: Collection[str], unit: Unit
+) -> None:
+    """Warn of names that nobody writes, and of those that were logged unequally often.
+
+    `counts` has how often each rank has logged a name without a step, 0 if only the primary writes it, as its `own`.
+    """
+    nobodys = [name for name, of_name in counts.items() if 0 in of_name.values() and name not in own]
+    uneven = [name for name, of_name in counts.items() if 0 not in of_name.values()]
+    for name in nobodys[:1]:
+        first = min(rank for rank, count in counts[name].items() if not count)
+        warn(
+            "unwritten names",
+            f"rank {unit.global_rank_of(first)} logged values of {_and_more(nobodys)} that are not reduced, and rank "
+            f"{unit.global_rank} did not. Such values (text, media, lists) are written on rank {unit.global_rank} "
+            "only, so these are not in the run. Log them there, or pass run_mode='shared'; for tables and images of "
+            "all ranks see dist_wandb.gathered.",
+        )
+    for name in uneven[:1]:
+        by_count: dict[int, list[int]] = {}
+        for rank, count in counts[name].items():
+            by_count.setdefault(count, []).append(unit.global_rank_of(rank))
+        shown = ", ".join(
+            f"{count} times by {named(ranks)}" for count, ranks in sorted(by_count.items())[:_MOST_COUNTS]
+        )
+        warn(
+            "uneven",
+            f"{_and_more(uneven)} was logged without a step {shown}. The n-th value of one rank was combined with the "
+            "n-th of the others, so values of different steps may be in one row. Pass step= to log.",
+        )
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return repr(names[0]) + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")

@@ -116,6 +116,7 @@ class Reductions:
         self.chosen: dict[str, Reduction] = {one: kind for one, kind in self.reduce.items() if one != "*"}
         self.known: dict[str, Reduction] = {}  # of the names that were logged
         self.defaults: dict[str, Reduction] = {}  # of names that match no pattern, where it is not the mean
+        self.unreduced: set[str] = set()  # names that this rank has logged of values that only the primary writes
         self.weighted: set[str] = set()  # names that this rank has given weights, but not in their row
         self.of_all = lru_cache(_MOST_FORMS)(lambda names: tuple(map(self.of, names)))
 
@@ -208,7 +209,6 @@ class Rows:
         self.act = act
         self.first: int | None = first if counts else None
         self.reductions: Reductions = Reductions(reduce)
-        self.own_names: set[str] = set()  # that were logged here, of values that only the primary writes
         kinds = {Snapshot: FusedMetrics, Gathered: FusedGathers}
         self.attachments: Attachments = Attachments(rank, writer.lost, kinds, merges=self.writes)
         self.spreads: Spreads = Spreads(index, lambda name: matches_any(name, spread))
@@ -306,7 +306,7 @@ class Rows:
             elif isinstance(value, ATTACHED):
                 others[self.attachments.by_type[type(value)].series(name, value)] = value
             else:
-                self.own_names.add(name)
+                self.reductions.unreduced.add(name)
                 if self.writes:
                     mine[name] = value
         if unit or others:

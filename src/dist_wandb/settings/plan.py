@@ -42,7 +42,6 @@ class RunPlan:
         label: This rank's name within a shared run.
         primary: Whether this rank writes the plain names of its run, and completes it.
         name_suffix: Suffix of the display name, to distinguish sibling runs.
-        own_directory: Whether this rank needs a separate directory below the W&B directory.
         hardware: Label under which this rank records the hardware of its node in the unit's run; `None` for W&B's
             default: the process that opens a run records the hardware of its own node.
         is_trial: Whether the unit's run, or in `new` this rank's, is the trial of a sweep: its id is the base id.
@@ -60,7 +59,6 @@ class RunPlan:
     label: str | None = None
     primary: bool = True
     name_suffix: str = ""
-    own_directory: bool = False
     hardware: str | None = None
     is_trial: bool = False
     unit_name: str = ""
@@ -78,7 +76,12 @@ class RunPlan:
     @property
     def is_one_of_several(self) -> bool:
         """Whether other ranks of the unit have a W&B client as well, of which only the first one prints everything."""
-        return self.has_writers or (self.run_mode == "new" and bool(self.name_suffix))
+        return self.own_directory or self.hardware is not None
+
+    @property
+    def own_directory(self) -> bool:
+        """Whether this rank needs a separate directory below the W&B directory."""
+        return self.shared or (self.run_mode == "new" and bool(self.name_suffix))
 
     @property
     def attaches(self) -> bool:
@@ -176,12 +179,12 @@ def plan_run(
         suffix = _join(name, f"rank-{topology.local_rank if name else topology.global_rank}")
         run_id = base_id if is_trial else _join(base_id, suffix)
         group = _join(group or base_id, name)
-        return replace(plan, run_id=run_id, group=group, name_suffix=suffix, own_directory=True)
+        return replace(plan, run_id=run_id, group=group, name_suffix=suffix)
     plan = replace(plan, run_id=base_id if is_trial else _join(base_id, name), name_suffix=name, primary=leads)
     if mode == "shared":
         node = "" if topology.num_nodes == 1 else f"worker-{topology.node_rank}-"
         label = f"{node}rank-{topology.local_rank if node else topology.global_rank}"
-        return replace(plan, shared=True, label=label, own_directory=True)
+        return replace(plan, shared=True, label=label)
     return plan if leads else replace(plan, opens_run=False, run_id=None, group=None)
 
 

@@ -78,8 +78,8 @@ def test_equal_calls_are_decoded_once() -> None:
     assert first.blocks is second.blocks
 
 
-STATE = [0, 0, 0, -1, -1, False, False, 0, [], [], {}, []]
-WRONG = [0.5, 0.5, 7, None, 0.5, 0, 0, [], ["a"], 7, [], [0]]  # for each of its items
+STATE = [0, 0, 0, -1, -1, False, False, 0, [], [], {}]
+WRONG = [0.5, 0.5, 7, None, 0.5, 0, 0, [], ["a"], 7, []]  # for each of its items
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,10 @@ def test_impossible_calls_are_refused(block: Any) -> None:
     [
         b"", b"\n", b"[]\n[]", b"\xff", b"null\nnull", b"{}\n{}", b"[[]]\n[]", b"[" * 10**5,
         *(json.dumps([*STATE[:at], wrong, *STATE[at + 1 :]]).encode() + b"\n[]" for at, wrong in enumerate(WRONG)),
-        *(json.dumps(state).encode() + b"\n[]" for state in ([*STATE, 0], STATE[:-1], [*STATE[:-2], {"a": "b"}, []])),
+        *(json.dumps(state).encode() + b"\n[]" for state in ([*STATE, 0], STATE[:-1], [*STATE[:-1], {"a": "b"}])),
     ],
 )  # fmt: skip
 def test_other_bytes_are_refused(data: bytes) -> None:
-    assert Offer.decoded(f"{json.dumps(STATE)}\n[]".encode(), NAMES, {}) == Offer(
-        [], new_names=[], new_axes=[], dropped=[]
-    )
+    assert Offer.decoded(f"{json.dumps(STATE)}\n[]".encode(), NAMES, {}) == Offer([], new_names=[], new_axes=[])
     with pytest.raises(ValueError, match="that are not an offer"):
         Offer.decoded(data, NAMES, {})

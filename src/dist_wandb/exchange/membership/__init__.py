@@ -98,8 +98,8 @@ class Membership:
         self.presence: Presence = Presence(unit, keys)
         self.generations: GenerationStore = GenerationStore(keys, unit.index)
         self.forming: Forming = Forming(unit, limits, keys, self.generations, self.presence.global_rank, is_stopped)
-        self._unit = unit
-        self._limits = limits
+        self.unit: Unit = unit
+        self.limits: Limits = limits
         self._is_stopped = is_stopped
         self._join_requests: dict[int, SharedList] = {}  # requests to join the latest generation, by its number
 
@@ -120,91 +120,19 @@ class Membership:
         one, is the primary; to a rank that only watches, in any case. If this rank waits no longer, it moves with what
         it has to write, unless rank 0 may still come.
         """
-        ranks = self._unit.size
-        self._within, self._hooks, self._is_due, self._watches = within, hooks, is_due, watches
-        self._is_last = self.presence.arrive()
-        self._counts, self._changed = (0, 0), self.presence.began  # of ranks that have come; since when
-        self._over_check, self._check = (Interval(_CHECK_INTERVAL, ranks) for _ in range(2))
+        arrival = _Arrival(self, within, hooks, is_due, watches=watches)
         # whether to check at once whether it is this rank that has to claim the generation
-        is_urgent = lambda: (not self._unit.index or hooks.move is not None) and is_due()  # noqa: E731
+        is_urgent = lambda: (not self.unit.index or hooks.move is not None) and is_due()  # noqa: E731
         try:
-            found = poll_until_stopped(self._first, math.inf, self._is_stopped, ranks, is_urgent)
+            found = poll_until_stopped(arrival.first, math.inf, self._is_stopped, self.unit.size, is_urgent)
         except Stopped:
-            may_move = self._unit.index > 0 and hooks.move and has_rows()
+            may_move = self.unit.index > 0 and hooks.move and has_rows()
             if may_move and not self.presence.has_primary() and not hooks.is_opening():
                 first = self.generations.claim(Generation(0, (), source=min(self.presence.present())))
                 if first.source:
                     raise Moved(first.source) from None
             raise
         return cast("Generation", found)
-
-    def _first(self) -> Generation | None:
-        """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time."""
-        try:
-            is_here = self._watches and self.presence.has_primary()
-            found = self.generations.get(0)  # it counts also if rank 0 has come since
-            if found is None and is_here:
-                raise Moved(0)
-            found = found or self._claimed_first()
-        except RendezvousError:
-            if not self._hooks.move or not self.presence.stand_in:
-                raise
-            raise Moved(self.presence.stand_in) from None
-        if found is not None and not found.members and found.source is not None:
-            raise Moved(found.source)
-        return found
-
-    def _claimed_first(self) -> Generation | None:
-        now, presence, hooks, is_first = time.monotonic(), self.presence, self._hooks, not self._unit.index
-        if self._over_check.is_over(now):
-            if not is_first and (failure := hooks.failure()):
-                raise Over(failure)
-            if hooks.is_over() and (self._watches or not presence.present() - {self._unit.index}):
-                raise Over
-            if hooks.move and presence.waited >= least_wait(self._within, self._unit):
-                presence.choose_stand_in()
-        if (self._is_last and len(presence.arrived()) == self._unit.size) or (is_first and self._is_complete()):
-            return self._claim_first(())
-        is_late = presence.waited >= self._within
-        ends_without_primary = hooks.move and not is_first and self._is_due()
-        if not (is_late or ends_without_primary) or not self._check.is_over(now):
-            return None
-        if not is_first and hooks.is_opening():
-            return None
-        if is_late:
-            return self.elected(0, self._claim_late)
-        if presence.waited < least_wait(self._within, self._unit):
-            return None
-        is_lowest = self._unit.index == min(presence.present(), default=None)
-        return self._claim_late() if is_lowest and 0 not in presence.opened() else None
-
-    def _is_complete(self) -> bool:
-        """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
-        is_due = self._is_due()  # first: a rank that opened its session before this one ended is counted
-        counts = self.presence.counts()
-        if counts != self._counts or self._hooks.is_opening():
-            self._counts, self._changed = counts, time.monotonic()
-        if time.monotonic() - self._changed < least_wait(self._within, self._unit):
-            return False
-        if not (counts[0] > 1 or is_due):
-            return False
-        opened, arrived = self.presence.opened(), self.presence.arrived()
-        if len(opened) < counts[0] or not opened <= arrived:  # fewer if a rank is about to set its entry
-            return False
-        patience = min(self._limits.peer_timeout, self._limits.flush_timeout / 2)  # for ranks of the former session
-        return self.presence.waited >= patience or self.presence.before() <= arrived
-
-    def _claim_late(self) -> Generation:
-        opened, lowest = self.presence.opened(), min(self.presence.present(), default=0)
-        if self._hooks.move and 0 not in opened and lowest:
-            return self.generations.claim(Generation(0, (), source=lowest))
-        if self._watches:
-            raise Moved(0)
-        return self._claim_first(opened)
-
-    def _claim_first(self, opened: Collection[int]) -> Generation:
-        present = tuple(sorted(self.presence.present()))
-        return self.claim(Generation(0, present, lost=(*opened, *self.presence.before())))
 
     # The following ones
 
@@ -213,7 +141,7 @@ class Membership:
         for term in itertools.count():
             if self.generations.is_elected(number, term):
                 break
-            claimed = self.until(lambda: self.generations.get(number), interval(_TERM, self._unit.size))
+            claimed = self.until(lambda: self.generations.get(number), interval(_TERM, self.unit.size))
             if claimed is not None:
                 return claimed
         return claim()
@@ -228,7 +156,7 @@ class Membership:
         """
         self.generations.publish_checkpoint(generation, checkpoint)
         summaries = self.generations.summaries(generation)
-        is_first = summaries.append([self._unit.index, checkpoint.round]) == 1
+        is_first = summaries.append([self.unit.index, checkpoint.round]) == 1
         self.generations.mark_broken(generation)  # afterwards: who found it broken knows best whom to wait for
         presence, read = self.presence, dict[int, int]()
 
@@ -273,7 +201,7 @@ class Membership:
         joining = tuple(sorted(self.joining(generation)))
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.publish_state(generation, state)
-        members, index = tuple(sorted({*generation.members, *joining})), self._unit.index
+        members, index = tuple(sorted({*generation.members, *joining})), self.unit.index
         following = Generation(generation.number + 1, members, joining, checkpoint.round, index)
         return self.claim(following, generation)
 
@@ -282,14 +210,14 @@ class Membership:
 
         Waits `within` seconds for each of them, then raises RendezvousError; Over if all members are gone.
         """
-        while self._unit.index not in generation.members:
+        while self.unit.index not in generation.members:
             if self.presence.are_gone(generation.members):
                 raise Over
             self.generations.join_requests(generation).append(self.presence.own_arrival())
             following = self.until(functools.partial(self._next_or_over, generation), within)
             if following is None:
                 raise RendezvousError(
-                    f"Rank {self._unit.global_rank} asked to take part again, but no other rank answered within "
+                    f"Rank {self.unit.global_rank} asked to take part again, but no other rank answered within "
                     f"{within:g} s. The other ranks have ended or continue without it."
                 )
             generation = following
@@ -321,9 +249,95 @@ class Membership:
         self.presence.leave(how, number, checkpoint.round)
         left = generation or self.generations.get(0)
         while left is not None:  # also later generations of which it became a member without noticing
-            if self._unit.index in left.members and not (is_closed and left is generation):
+            if self.unit.index in left.members and not (is_closed and left is generation):
                 self.generations.mark_broken(left)
             left = self.generations.following(left)
 
     def until(self, query: Callable[[], Generation | None], within: float) -> Generation | None:
-        return poll_until_stopped(query, within, self._is_stopped, self._unit.size)
+        return poll_until_stopped(query, within, self._is_stopped, self.unit.size)
+
+
+class _Arrival:
+    """A rank that has arrived, and has no generation yet; the arguments are those of `Membership.arrive`."""
+
+    def __init__(
+        self, membership: Membership, within: float, hooks: Hooks, is_due: Callable[[], bool], *, watches: bool
+    ) -> None:
+        self._membership = membership
+        self._within, self._hooks, self._is_due, self._watches = within, hooks, is_due, watches
+        self._is_last = membership.presence.arrive()
+        self._counts, self._changed = (0, 0), membership.presence.began  # of ranks that have come; since when
+        self._over_check, self._check = (Interval(_CHECK_INTERVAL, membership.unit.size) for _ in range(2))
+
+    def first(self) -> Generation | None:
+        """Return the first generation, or `None` if it is not claimed yet. Claim it if it is time."""
+        presence = self._membership.presence
+        try:
+            is_here = self._watches and presence.has_primary()
+            found = self._membership.generations.get(0)  # it counts also if rank 0 has come since
+            if found is None and is_here:
+                raise Moved(0)
+            found = found or self._claimed()
+        except RendezvousError:
+            if not self._hooks.move or not presence.stand_in:
+                raise
+            raise Moved(presence.stand_in) from None
+        if found is not None and not found.members and found.source is not None:
+            raise Moved(found.source)
+        return found
+
+    def _claimed(self) -> Generation | None:
+        presence, unit, hooks = self._membership.presence, self._membership.unit, self._hooks
+        now, is_first = time.monotonic(), not unit.index
+        if self._over_check.is_over(now):
+            if not is_first and (failure := hooks.failure()):
+                raise Over(failure)
+            if hooks.is_over() and (self._watches or not presence.present() - {unit.index}):
+                raise Over
+            if hooks.move and presence.waited >= least_wait(self._within, unit):
+                presence.choose_stand_in()
+        if (self._is_last and len(presence.arrived()) == unit.size) or (is_first and self._is_complete()):
+            return self._claim_first(())
+        is_late = presence.waited >= self._within
+        ends_without_primary = hooks.move and not is_first and self._is_due()
+        if not (is_late or ends_without_primary) or not self._check.is_over(now):
+            return None
+        if not is_first and hooks.is_opening():
+            return None
+        if is_late:
+            return self._membership.elected(0, self._claim_late)
+        if presence.waited < least_wait(self._within, unit):
+            return None
+        is_lowest = unit.index == min(presence.present(), default=None)
+        return self._claim_late() if is_lowest and 0 not in presence.opened() else None
+
+    def _is_complete(self) -> bool:
+        """Return whether all ranks that have opened a session have arrived, and there was enough time for others."""
+        presence, limits = self._membership.presence, self._membership.limits
+        is_due = self._is_due()  # first: a rank that opened its session before this one ended is counted
+        counts = presence.counts()
+        if counts != self._counts or self._hooks.is_opening():
+            self._counts, self._changed = counts, time.monotonic()
+        if time.monotonic() - self._changed < least_wait(self._within, self._membership.unit):
+            return False
+        if not (counts[0] > 1 or is_due):
+            return False
+        opened, arrived = presence.opened(), presence.arrived()
+        if len(opened) < counts[0] or not opened <= arrived:  # fewer if a rank is about to set its entry
+            return False
+        patience = min(limits.peer_timeout, limits.flush_timeout / 2)  # for ranks of the former session
+        return presence.waited >= patience or presence.before() <= arrived
+
+    def _claim_late(self) -> Generation:
+        presence = self._membership.presence
+        opened, lowest = presence.opened(), min(presence.present(), default=0)
+        if self._hooks.move and 0 not in opened and lowest:
+            return self._membership.generations.claim(Generation(0, (), source=lowest))
+        if self._watches:
+            raise Moved(0)
+        return self._claim_first(opened)
+
+    def _claim_first(self, opened: Collection[int]) -> Generation:
+        presence = self._membership.presence
+        present = tuple(sorted(presence.present()))
+        return self._membership.claim(Generation(0, present, lost=(*opened, *presence.before())))

@@ -208,8 +208,8 @@ class Offer(NamedTuple):
     published: int = 0  # how often it has published something through the job's store
     new_names: Sequence[Sequence[str]] = ()  # names that it logs and that have no number yet, as paths
     new_axes: Sequence[str] = ()  # names that it knows to be x axes of the user, and that the others do not
-    counts: Mapping[str, int] = {}  # how often it logged each name without a step; when closing
-    dropped: Sequence[str] = ()  # names of values that only the primary writes, and that this rank had; when closing
+    # when closing: how often it logged each name without a step; 0 for names of values that only the primary writes
+    counts: Mapping[str, int] = {}
 
     def encoded(self, numbers: dict[str, int]) -> bytes:
         blocks = [([*map(numbers.__getitem__, names)], *rest) for names, *rest in self.blocks]
@@ -227,7 +227,7 @@ class Offer(NamedTuple):
             _check_type(int, offer.old, offer.more, *patience, offer.published, *counts)
             _check_type(bool, offer.regroup, offer.interleaved)
             _check_type(list, *offer.new_names)
-            _check_type(str, *chain(*offer.new_names), *offer.new_axes, *offer.dropped)
+            _check_type(str, *chain(*offer.new_names), *offer.new_axes)
             return offer._replace(intent=Intent(offer.intent))
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(f"a rank sent {len(data)} bytes that are not an offer of calls") from error

@@ -139,8 +139,6 @@ class Plan:
                 self._table.ranks.version += 1
             for name, count in offer.counts.items():
                 self._table.counts.setdefault(name, {}).update(dict.fromkeys(ranks, count))
-            for name in offer.dropped:
-                self._table.dropped[name] = min(self._table.dropped.get(name, min(ranks)), *ranks)
         rest = iter(sums), iter(maxima)
         rows: list[Row] = []
         for segment in self._segments:

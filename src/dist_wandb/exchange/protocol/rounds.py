@@ -51,7 +51,7 @@ Offers = Mapping[bytes, Ranks]
 """What the ranks have offered: each different offer once, with the ranks that have made it."""
 
 _MOST_NEW = 1024  # calls whose new names a rank announces at once
-_MOST_DROPPED = 100  # names of values that only the primary writes, which a rank tells at its end
+_MOST_UNWRITTEN = 100  # names of values that only the primary writes, which a rank tells at its end
 
 
 @dataclass
@@ -63,7 +63,7 @@ class SideData:
     most_published: int = 0  # the largest such count of any rank, as of the last round
     axes: Collection[str] = ()  # names that this rank knows to be x axes of the user
     paths: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of names that some rank has logged nested
-    dropped: Collection[str] = ()  # names that this rank has logged of values that only the primary writes
+    unwritten: Collection[str] = ()  # names that this rank has logged of values that only the primary writes
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,7 @@ class Outcome:
     lost: tuple[Key, ...] = field(default=(), compare=False)  # cells that it gave after their row was forgotten
     silent: tuple[Key, ...] = field(default=(), compare=False)  # cells that others gave up to wait for it
     differing: tuple[str, ...] = ()  # names of x axes whose values differ between the ranks of a row
-    # At the end: names, but no x axes, that ranks have logged unequally often without a step, with the counts of ranks.
-    uneven: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)  # as `Table.dropped`
+    uneven: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # at the end: `Table.uneven`
 
 
 def _without_numbers(step: int | None, x: int, own: Sequence[Any], serial: int = 0) -> Row:
@@ -163,8 +161,7 @@ class Rounds:
             side.published,
             [side.paths.get(name, (name,)) for name in unknown] if unknown else (),
             sorted({*side.axes} - table.axes.keys()),
-            outbox.without_step if is_last else {},
-            sorted(side.dropped)[:_MOST_DROPPED] if is_last else (),
+            {**dict.fromkeys(sorted(side.unwritten)[:_MOST_UNWRITTEN], 0), **outbox.without_step} if is_last else {},
         ).encoded(table.names)
 
     def plan(self, offers: Offers) -> Plan:
@@ -238,7 +235,6 @@ class Rounds:
             silent=tuple(conclusion.gave_up),
             differing=tuple(plan.differing),
             uneven=table.uneven() if is_closed else {},
-            dropped=table.dropped if is_closed else {},
         )
 
     def _complete(self, rows: Iterable[Row]) -> list[Row]:

@@ -38,8 +38,7 @@ class Table:
         self.names: dict[str, int] = {}  # that the ranks have agreed on, and their numbers
         self.axes: dict[str, None] = {}  # those that are x axes of the user
         self.taken: dict[int, int] = {}  # by rank: how many of its calls were taken
-        self.counts: dict[str, dict[int, int]] = {}  # by name and closing rank: how often it logged it without a step
-        self.dropped: dict[str, int] = {}  # names that closing ranks had for the primary to write; the lowest of them
+        self.counts: dict[str, dict[int, int]] = {}  # by name and closing rank: as in `calls.Offer`
         self.memory: Memory = Memory(size, remembered)  # rows that were written
         self.cells: dict[Key, Cell] = {}  # those that wait
         self.rows: dict[Owner, dict[str, Key]] = {}  # the cells of each row, by name
@@ -52,9 +51,9 @@ class Table:
         return (key for row in self.open for key in rows[row].values() if cells[key].shown != cells[key].ranks)
 
     def uneven(self) -> dict[str, dict[int, int]]:
-        """Return the counts of names, but no x axes, that ranks have logged unequally often without a step."""
+        """Return the counts of names, but no x axes, that differ or are 0."""
         counts = {name: of_name for name, of_name in self.counts.items() if name not in self.axes}
-        return {name: of_name for name, of_name in counts.items() if len({*of_name.values()}) > 1}
+        return {name: one for name, one in counts.items() if 0 in one.values() or len({*one.values()}) > 1}
 
     # Contributions
 
