@@ -76,7 +76,6 @@ class Interception:
 
 
 def _put(owner: object, name: str, value: Any) -> None:
-    """Set an attribute of an object itself, or delete it if the value is `None`."""
     if isinstance(owner, type):
         setattr(owner, name, value)  # a class that has the method itself
     elif value is None:
@@ -94,7 +93,6 @@ def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
 
 
 def intercept_all(handlers: Iterable[tuple[Any, str, Handler]]) -> list[Callable[[], None]]:
-    """Call handlers in place of those methods of objects that exist."""
     return [intercept(owner, name, handler) for owner, name, handler in handlers if hasattr(owner, name)]
 
 
@@ -197,10 +195,10 @@ def _serve(run: NullRun) -> Callable[[], None]:
 
     class Finder(MetaPathFinder):
         def find_spec(self, name: str, *_path_and_target: object) -> ModuleSpec | None:
-            """Return what the finders after this one find: perhaps only to see whether wandb is installed."""
             finders = list(sys.meta_path)
             if name != "wandb" or self not in finders:
                 return None
+            # By the finders after this one, perhaps only to see whether wandb is installed.
             found = (finder.find_spec(name, None, None) for finder in finders[finders.index(self) + 1 :])
             spec = next(filter(None, found), None)
             if spec is not None and spec.loader is not None:
@@ -228,8 +226,7 @@ _turn = threading.RLock()  # a signal handler may end a session on the thread th
 def _use(run: NullRun) -> Callable[[], None]:
     module, process = sys.modules["wandb"], os.getpid()
 
-    def is_current() -> bool:
-        """Return whether the stand-in is the current run: not beside the script's own one, nor in a fork."""
+    def is_current() -> bool:  # not beside the script's own run, nor in a fork
         return running_run() is None and os.getpid() == process
 
     def pass_on(name: str, original: Handler, *args: Any, **kwargs: Any) -> Any:
@@ -249,7 +246,7 @@ def _use(run: NullRun) -> Callable[[], None]:
         return handler
 
     def trace_handler(original: Handler) -> Callable[..., Any]:
-        """Write no trace here: wandb's handler creates a directory in that of the run, which is another rank's."""
+        # wandb's own creates a directory in that of the run, which is another rank's.
         return (lambda _profile: None) if is_current() else original()
 
     names, artifact = vars(module), getattr(module, "Artifact", None)
@@ -289,14 +286,9 @@ class AsRun(LikeRun):
         run: property
 
     def _log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
-        """`log` under the name that W&B's own integrations call."""
-        self.log(data, step, commit=commit)
+        self.log(data, step, commit=commit)  # W&B's own integrations call it
 
     def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _memo: object) -> Self:
-        """Return the session itself, as wandb does for a run: models that hold it are copied."""
         return self
 
     def __getattr__(self, name: str) -> Any:

@@ -60,8 +60,7 @@ class Statistics(LaterValue):
         self._waiting: deque[Any] = deque(maxlen=4096)
         self._found: dict[str, Any] = {}
 
-    def add(self, value: Any) -> None:
-        """Add what was logged; does not wait for a device."""
+    def add(self, value: Any) -> None:  # does not wait for a device
         if isinstance(value, (int, float, Later)):
             self._waiting.append(value)
         while self._waiting and (
@@ -164,7 +163,6 @@ class SummaryWrites:
         self._statistics: dict[str, Statistics] = {}  # of names whose summary is not the last value
 
     def follow(self, run: AnyRun) -> list[Callable[[], None]]:
-        """Note each write into the summary of a run from now on; return functions that end this."""
         self._run = run
         if isinstance(run, NullRun):
             run.summary.note_by(lambda name, value: self.put_off(lambda run: run.summary.update({name: value}), name))
@@ -200,7 +198,7 @@ class SummaryWrites:
             self._calls.update(dict.fromkeys(row, _LoggedCall(x, dict(row))))
 
     def _read(self, read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the summary, of which `read` returns what wandb's own process has."""
+        # `read` returns what wandb's own process has.
         logged = {name: call.row.get(name, _OVER) for name, call in self._calls.copy().items()}
         last = {name: value for name, value in logged.items() if value is not _OVER}
         found = {name: value for name, one in self._statistics.items() if name in last and (value := one.value())}

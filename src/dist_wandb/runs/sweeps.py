@@ -27,7 +27,6 @@ def is_trial() -> bool:
 
 
 def trial_id() -> str | None:
-    """Return the run id that the agent has given to its trial; `None` without an agent."""
     name, found = in_environment("id") if is_trial() else ("", None)
     return check_id(found, f"{name}={found!r}") if found else None
 
@@ -43,14 +42,14 @@ def trial_arguments(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def forget_missing_values() -> None:
-    """Unset the file of the trial's values if this node lacks it: W&B would raise. The coordinator publishes them."""
+    # W&B would raise if this node lacks it. The coordinator publishes the values.
     path = os.environ.get(_VALUES)
     if path and is_trial() and not Path(path).exists():
         del os.environ[_VALUES]
 
 
 def values() -> dict[str, Any]:
-    """Return the trial's values, from the agent's file; none without an agent, or without the file on this node."""
+    # This node may lack the agent's file.
     path = os.environ.get(_VALUES)
     return wandb_private.values_in(path) if path and is_trial() else {}
 

@@ -122,13 +122,11 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def as_written(value: Any) -> Any:
-    """Return a copy of a value that a script has written into the summary, as W&B has it: a list for a tensor, say."""
     is_kept = is_media(value) or math.prod(getattr(value, "shape", ())) > _LARGEST_LIST
-    return value if is_kept else decoded(encoded(value))
+    return value if is_kept else decoded(encoded(value))  # a list for a tensor, say
 
 
 def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with what W&B stores of values that were taken when they were logged."""
     if AsLogged not in map(type, row.values()):
         return row
     return dict([(one.name or name, one.value) if type(one) is AsLogged else (name, one) for name, one in row.items()])

@@ -62,7 +62,6 @@ def drop_inherited_service() -> None:
 
 
 def is_loss_of_service(error: Exception) -> bool:
-    """Return whether a lost wandb process raises such errors; values' own code may, too: see `has_lost_service`."""
     if isinstance(error, OSError):  # older versions: BrokenPipeError; newer ones: ConnectionResetError
         return isinstance(error, ConnectionError) or error.errno in _LOST_SOCKET
     return type(error).__name__ in _LOST_SERVICE
@@ -84,10 +83,7 @@ def has_lost_service(run: AnyRun, error: Exception) -> bool:
 
 @contextmanager
 def media_directory() -> Iterator[None]:
-    """Let wandb's directory for files of tables and other media exist inside the block.
-
-    Ended forks remove it, as do programs that clean up temporary files. wandb notices after it has stored a table.
-    """
+    # Ended forks remove it, as do programs that clean up temporary files. wandb notices after it has stored a table.
     directory = Path(getattr(getattr(sys.modules.get(_MEDIA), "MEDIA_TMP", None), "name", "."))
     if is_missing := not directory.exists():
         with suppress(OSError):
@@ -101,9 +97,8 @@ def media_directory() -> Iterator[None]:
 
 
 def service_in_use() -> object:
-    """Return the connection to wandb's process, which is another one after each start of it; `None` without one."""
     singleton = getattr(sys.modules.get(_SETUP), "_singleton", None)
-    return getattr(singleton, "_connection", singleton)
+    return getattr(singleton, "_connection", singleton)  # another one after each start of wandb's process
 
 
 def detach_service() -> None:
@@ -123,10 +118,7 @@ def tear_down_service_of(lost: AnyRun) -> None:
 
 
 def disarm_exit_hooks() -> None:
-    """In a forked process: cancel wandb's exit hooks, which would release the parent's resources.
-
-    They remove the parent's directory for media and, before wandb 0.20, stop the parent's wandb process.
-    """
+    # They would remove the parent's directory for media and, before wandb 0.20, stop the parent's wandb process.
     media = getattr(sys.modules.get(_MEDIA), "MEDIA_TMP", None)
     with suppress(AttributeError):
         atexit.unregister(media.cleanup)  # type: ignore[union-attr]
@@ -304,18 +296,14 @@ def checked_definition(run: AnyRun, define: Callable[[], Any]) -> tuple[bool, An
 
 
 def can_store(run: AnyRun) -> bool:
-    """Return whether `stored` works for a run: not for a disabled one, a stand-in, or a mock of a test."""
     names = getattr(sys.modules.get("wandb.sdk.data_types.utils"), "__dict__", {})
     is_known = is_wandbs(run) and hasattr(run, "_serialize_custom_charts")
     return is_known and "val_to_json" in names and not getattr(run, "disabled", False)
 
 
 def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
-    """Return what `run.log` stores of a value at this moment, as JSON values, and the name under which it is stored.
-
-    Files of media are written now, under names with `key` and `step`. A chart is replaced by its table, which has
-    another name. `can_store` must be true for the run.
-    """
+    # JSON values, and the name under which they are stored: a chart is replaced by its table, which has another name.
+    # Files of media are written now, under names with `key` and `step`. `can_store` must be true for the run.
     from wandb import util
     from wandb.sdk.data_types.utils import val_to_json
 
@@ -336,7 +324,7 @@ def values_in(path: str) -> dict[str, Any]:
 
 
 def fill_config(run: Run, values: Mapping[str, Any]) -> None:
-    """Put values, which W&B already has, into the config of an attached run, which wandb leaves empty; send nothing."""
+    # wandb leaves the config of an attached run empty. W&B already has the values: nothing is sent.
     update = getattr(run.config, "_update", None)
     if update is not None:
         update(dict(values), allow_val_change=True, ignore_locked=True)
