@@ -97,11 +97,9 @@ class LateJoin:
         return not PartialState().is_main_process
 
     def find(self, within: float | None = None) -> Session | None:
-        """Return the session. On a rank that may join late, open it once the main process has published it.
-
-        Waits `within` seconds for the thread that queries the store; with `None`, queries the store here, and if rows
-        wait, up to `join_timeout` for the main process, which is behind.
-        """
+        # On a rank that may join late, opens the session once the main process has published it. Waits `within` seconds
+        # for the thread that queries the store; with `None`, queries the store here, and if rows wait, up to
+        # `join_timeout` for the main process, which is behind.
         if not self.is_possible:
             return self.session
         if self.session is not None and self.session not in open_sessions():  # the main process has ended it
@@ -126,8 +124,7 @@ class LateJoin:
         self._actions.append(action)
         self.find(0.0)
 
-    def wait(self, within: float) -> Session | None:
-        """Find the session, up to `within` seconds; 0: once."""
+    def wait(self, within: float) -> Session | None:  # seconds; 0: once
         return poll(self.find, within, _PAUSE, PartialState().num_processes)
 
     def open(self, found: NextJob | None = None) -> None:
@@ -268,15 +265,11 @@ class TrackerArguments:
     def merged(self) -> dict[str, Any]:
         return {**self._given, **self._own}
 
-    def set_config(self, config: Mapping[str, Any]) -> None:
-        """Set the config to start the run with, unless the constructor was given one."""
+    def set_config(self, config: Mapping[str, Any]) -> None:  # unless the constructor was given one
         self._given = {"config": config, **self._given}
 
     def set_requested(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
-        """Set the arguments of `init_trackers`. A run that is open already continues unchanged, with a warning.
-
-        Raises `ConfigurationError` for an argument that `wandb.init` does not know.
-        """
+        # A run that is open already continues unchanged, with a warning.
         requested, before = {"project": project, **init_kwargs}, self.requested
         if not is_open:
             check_init_arguments(init_kwargs, "init_trackers")

@@ -177,7 +177,6 @@ def _print_end(
     number_of_all: int,
     errors: Sequence[tuple[Path, ReadError]],
 ) -> None:
-    """Print the files that cannot be read, and a line that counts the runs."""
     for _, error in errors:
         out.print(Text.assemble(("✗ not readable  ", "red"), str(error), "\n"), soft_wrap=True)
     files = sum(len(run.files) for run in runs)
@@ -272,10 +271,7 @@ def _cell(value: object) -> str:
 
 
 def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set[str]:
-    """Print the rows of metrics, by names or patterns, run by run, as ``"csv"``, ``"json"`` or ``"table"``.
-
-    Rows of names without patterns are printed while they are read. Returns the names that have values.
-    """
+    # Rows of names without patterns are printed while they are read. Returns the names that have values.
     named: set[str] = set()
     tables: list[tuple[LocalRun, list[str], Iterator[Sequence[Any]]]] = []
     if kind == "json" or any(re.search(r"[*?\[]", name) for name in names):
@@ -316,7 +312,6 @@ def _print_table(out: Console, titles: Sequence[str], rows: Iterator[Sequence[An
 
 
 def _print_csv(tables: Sequence[tuple[LocalRun, list[str], Iterator[Sequence[Any]]]]) -> None:
-    """Print one table for all runs, with the id of the run in the first column of each row."""
     titles = dict.fromkeys(title for _, titles, _ in tables for title in titles)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["run", *map(_text, titles)])

@@ -144,10 +144,7 @@ class StoreConnection:
             ) from error
 
     def duplicate(self, store: Store, caller: TimedCaller | None) -> StoreConnection:
-        """Return a dedicated connection to the same store.
-
-        `store` is the store with a prefix of its keys, which the new connection has as well. Errors as for `call`.
-        """
+        # `store` is the store with a prefix of its keys, which the new connection has as well. Errors as for `call`.
         self.call(lambda: store.check(["-"]))  # fails immediately if the store is gone; connecting takes minutes
         port = getattr(self._tcp_store(), "port", 0)
         clone = store.clone  # type: ignore[attr-defined]  # missing in the stubs

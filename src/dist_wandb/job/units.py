@@ -24,11 +24,8 @@ _HOW = 'Give a ProcessGroup, a dimension of a DeviceMesh such as mesh["dp"], or 
 
 
 def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
-    """Return the global ranks of this rank's unit, sorted; a name and `None` are returned unchanged.
-
-    For ``init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))["dp"]``, they are ``(0, 2, 4, 6)`` on these
-    ranks, and ``(1, 3, 5, 7)`` on the others. Raises ConfigurationError if the argument does not name ranks.
-    """
+    # Sorted; a name and `None` are returned unchanged. For ``init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp",
+    # "tp"))["dp"]``, they are ``(0, 2, 4, 6)`` on these ranks, and ``(1, 3, 5, 7)`` on the others.
     if unit is None or isinstance(unit, str):
         return unit
     dist, found = sys.modules.get("torch.distributed"), None
@@ -71,11 +68,8 @@ def dimension_of(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
 
 
 def ranks_along(sizes: Mapping[str, int], dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
-    """Return the ranks that differ from a global rank only along some dimensions of a mesh.
-
-    The last dimension of `sizes` varies fastest, as in torch's `init_device_mesh`: for ``{"dp": 4, "tp": 2}, ["dp"]``
-    and rank 3, they are ``(1, 3, 5, 7)``. Raises ConfigurationError if the mesh does not have a dimension.
-    """
+    # The last dimension of `sizes` varies fastest, as in torch's `init_device_mesh`: for ``{"dp": 4, "tp": 2}, ["dp"]``
+    # and rank 3, they are ``(1, 3, 5, 7)``.
     along = set(dimensions)
     if unknown := along - set(sizes):
         raise ConfigurationError(

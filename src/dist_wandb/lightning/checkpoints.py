@@ -43,8 +43,6 @@ _GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
 
 
 class _BaseIds(OfLightning):
-    """Writes base ids into a checkpoint. Without a state, because a Trainer without it would warn about that."""
-
     stock = "Callback"
 
     def __init__(self, ids: Mapping[str, str]) -> None:

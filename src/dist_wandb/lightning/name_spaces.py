@@ -62,10 +62,7 @@ def check_installed(who: str) -> None:
 
 
 def imported(names: tuple[str, ...], who: str) -> Any:
-    """Import and return the first of the named name spaces that is installed.
-
-    Raises `MissingExtraError` if none is, or it lacks a package that it needs; `who` needs it.
-    """
+    # The first one that is installed. Raises `MissingExtraError` if none is, or it lacks a package that it needs.
     missing: list[str] = []
     for name in names:
         try:
@@ -187,8 +184,7 @@ def stock_method(logger: Any, name: str) -> Callable[..., None]:
     return types.MethodType(inspect.unwrap(bound.__func__), logger)
 
 
-def file_policy(logger: DistWandbLogger, policy: str) -> dict[str, Any]:
-    """Return the argument `add_file_policy` if the stock logger has it: in Lightning 2.6 and newer."""
+def file_policy(logger: DistWandbLogger, policy: str) -> dict[str, Any]:  # Lightning 2.6 and newer have it
     if "add_file_policy" in inspect.signature(stock_method(logger, "__init__")).parameters:
         return {"add_file_policy": policy}
     if policy != "mutable":

@@ -90,7 +90,6 @@ class SessionHolder:
                 launching.script_ids.offer(self.number, self.base_id)
 
     def for_copy(self, run: Run | None) -> SessionHolder:
-        """Return the holder for a copy of the logger. Arguments as in `LaunchState.for_copy`."""
         copied = SessionHolder.__new__(SessionHolder)
         copied.__dict__.update(self.__dict__, session=None, launch=self.launch.for_copy(run))
         return copied
@@ -123,10 +122,8 @@ class SessionHolder:
         return self.base_id if knows_base_id else self._requested_id
 
     def open(self, run: Run | None) -> Session | None:
-        """Return the session once the ranks are known; until then, in the first process, a session of a world of one.
-
-        `run` is the one that is open in this process: of the provisional session, or the user's.
-        """
+        # Until the ranks are known, in the first process, a session of a world of one. `run` is the one that is open in
+        # this process: of the provisional session, or the user's.
         session = self.session
         if session is not None and session.topology.world_size > 1:
             if not session.has_store:  # checked first, because this method is called for every row

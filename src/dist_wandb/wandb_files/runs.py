@@ -326,11 +326,8 @@ def parts_of(run: LocalRun) -> list[StoredRun]:
 
 
 def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
-    """Read the requested columns of rows, one file after the other; the first column is the x axis.
-
-    `names` may be patterns such as ``val/*``; `None` for all except W&B's own, which start with an underscore. A row
-    without a requested value other than the x axis is skipped. Raises `ReadError` for too many values.
-    """
+    # The first column is the x axis. `names` may be patterns such as ``val/*``; `None` for all except W&B's own, which
+    # start with an underscore. A row without a requested value other than the x axis is skipped.
     patterns = ["[!_]*"] if names is None else [name for name in names if re.search(r"[*?\[]", name)]
     columns: dict[str, list[Any]] = {axis: [], **{name: [] for name in names or () if name not in patterns}}
     choices = [*map(translate, patterns), *map(re.escape, patterns)]  # a name may look like a pattern
@@ -366,10 +363,7 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
 
 
 def rows_of(run: LocalRun, names: Sequence[str], found: set[str]) -> Iterator[list[Any]]:
-    """Yield the values of names, the first of which is the x axis, in each row that has another one of them.
-
-    Names that have values are added to `found`.
-    """
+    # In each row that has another one than the first, which is the x axis. Names that have values are added to `found`.
     for part in parts_of(run):
         for row in rows_in(part.path, part.directory):
             if any(name in row for name in names[1:]):

@@ -92,7 +92,6 @@ class MediaReader:
         return True
 
     def _content(self, path: object, limit: int, of: StoredRun) -> bytes | None:
-        """Return the content of a file that a row names, if it is in the run's directory."""
         if not isinstance(path, str) or len(path) > 1000 or "\0" in path:  # noqa: PLR2004
             self._misses["media values without a valid path"] += 1
             return None
@@ -158,8 +157,7 @@ def checked(content: bytes) -> tuple[str, int, int] | None:
     return (kind, *size) if size[0] * size[1] <= _MOST_PIXELS else None
 
 
-def _size_of_jpeg(content: bytes) -> tuple[int, int] | None:
-    """Parse the segments of a JPEG up to its first scan; return width and height."""
+def _size_of_jpeg(content: bytes) -> tuple[int, int] | None:  # width and height, before its first scan
     if not content.startswith(b"\xff\xd8"):
         return None
     position, size = 2, None
