@@ -151,9 +151,8 @@ class SummaryWrites:
         # The newest plain value of each name, by the order of the calls, if rows are not written in it: with the serial
         # of its newest row; `None`: media, say.
         self._newest: dict[str, tuple[int, Any]] = {}
-        self._older = _OpenNames()  # names of the open row that have newer values
         self._corrected: dict[str, _Corrected] = {}  # of the names whose summary is defined
-        self._counted_later: dict[str, None] = {}  # those in the open row, which W&B counts when it ends
+        self._replacing = _OpenNames()  # these and those with newer values, in the open row: W&B takes them at its end
         self._restoring: int | None = None  # the thread that writes newer values
         # By number, or by what they set: on a rank without a run, they are for the run that this rank may open yet.
         self._actions: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
@@ -270,10 +269,15 @@ class SummaryWrites:
         of the last calls for its names, before which no other row is newer.
         """
         if serial is not None:
-            older = self._older.add(self._outdated(row, x, serial, joined or {}), x, is_open=is_open)
-            newest, shown = {name: self._newest[name][1] for name in older}, self.definitions.summary_of
-            plain = {name: value for name, value in newest.items() if value is not None and not shown(name)}
-            self._restore({**plain, **self._right(row, serial, is_open=is_open, corrects=corrects)})
+            names, shown = self._outdated(row, x, serial, joined or {}), self.definitions.summary_of
+            for name, value in row.items() if self.definitions.given else ():
+                if shown(name) and isinstance(value, (int, float)):
+                    self._corrected.setdefault(name, _Corrected()).add(value, serial, corrects=corrects)
+                    names.append(name)
+            ended = self._replacing.add(names, x, is_open=is_open)
+            right = {name: one.summary(shown(name)) for name, one in self._corrected.items() if name in ended}
+            newest = {name: right.get(name) if shown(name) else self._newest[name][1] for name in ended}
+            self._restore({name: value for name, value in newest.items() if value not in (None, {})})
         if corrects:
             self._write_again(self._first(row), 0)
         elif follows is None:
@@ -300,17 +304,6 @@ class SummaryWrites:
             else:
                 self._newest[name] = serial, value if type(value) in PLAIN else None
         return outdated
-
-    def _right(self, row: Mapping[str, Any], serial: int, *, is_open: bool, corrects: bool) -> dict[str, Any]:
-        """Return the summaries of a row's names that W&B has computed from numbers that were corrected."""
-        shown, numbered = self.definitions.summary_of, dict[str, None](self._counted_later)
-        for name, value in row.items() if self.definitions.given else ():
-            if shown(name) and isinstance(value, (int, float)):
-                self._corrected.setdefault(name, _Corrected()).add(value, serial, corrects=corrects)
-                numbered[name] = None
-        self._counted_later = numbered if is_open else {}
-        found = {name: self._corrected[name].summary(shown(name)) for name in numbered}
-        return {name: summary for name, summary in found.items() if summary}
 
     def _restore(self, values: Mapping[str, Any]) -> None:
         """Write values in place of those that a row has just left in the summary."""

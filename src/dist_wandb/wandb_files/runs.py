@@ -329,8 +329,8 @@ def columns_of(files: Iterable[reading.StoredRun], axis: str, names: Sequence[st
             raise ReadError(f"More than {reading.MOST_METRICS} names match. Request fewer names.")
         if count * len(columns) > reading.MOST_VALUES:
             raise ReadError(
-                f"{count} rows of {len(columns)} names are more than {reading.MOST_VALUES} values. Request fewer names, "
-                "or one writer."
+                f"{count} rows of {len(columns)} names are more than {reading.MOST_VALUES} values. Request fewer "
+                "names, or one writer."
             )
 
     for file in files:
