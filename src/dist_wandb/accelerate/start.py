@@ -218,7 +218,6 @@ class ConfigOnceStarted(EarlyConfig):
         self._late_join = late_join
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """Wait for the main process, and read its config; if that times out, warn and return what was written here."""
         within = self._late_join.options.limits.join_timeout
         if name not in self._late_join.config and self._late_join.wait(within) is None:
             warnings.warn(

@@ -366,10 +366,9 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
                 # rank 0: labels "cat", "dog"; it writes one table, [[0, "cat"], [1, "dog"]] under rank, label
         """
         if gather:
-            value: Any = gathered_table(columns, data, dataframe, limit=limit)
+            self.log({table_name: gathered_table(columns, data, dataframe, limit=limit)}, step, **kwargs)
         else:
-            value = wandb_media.table(columns=columns, data=data, dataframe=dataframe)
-        self.log({table_name: value}, step, **kwargs)
+            super().log_table(table_name, columns, data, dataframe, step, **kwargs)
 
     def finish(self) -> None:
         """Finish the session of this rank; a second call does nothing. Called by `end_training` on all ranks.

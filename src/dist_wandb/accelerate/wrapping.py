@@ -149,7 +149,6 @@ def name_as_scripts_do(tracker: DistWandbTracker, accelerator: Accelerator) -> N
 
 
 def _own_arguments(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """From arguments by tracker name, return those for our tracker, and those for wandb's if ours replaces it."""
     stock = (kwargs or {}).get(STOCK_NAME, {}) if stands_in(accelerator.log_with) else {}
     return {**stock, **(kwargs or {}).get(NAME, {})}
 

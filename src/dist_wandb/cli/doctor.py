@@ -150,7 +150,6 @@ def _about_launchers(found: Diagnosis) -> Iterator[str]:
 
 
 def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher) -> Iterator[str]:
-    """Warn if ranks must exchange data, and whether they can."""
     # Of their process group, or of torchrun's agent.
     has_store = topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
     if not topology.knows_layout:

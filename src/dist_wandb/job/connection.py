@@ -156,7 +156,6 @@ class StoreConnection:
         return duplicate
 
     def own_address(self) -> str | None:
-        """Return the address from which this host reaches the store; `None` for a store without an address."""
         store = self._tcp_store()
         return None if store is None else address_towards(store.host, store.port)
 

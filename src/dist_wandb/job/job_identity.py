@@ -121,7 +121,6 @@ def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
 
 
 def refusal(job_store: JobStore) -> str | None:
-    """Return why the coordinator opens no run, if it has published that."""
     message = job_store.try_get(_BASE_ID)
     return message.get("refused") if isinstance(message, dict) else None
 
@@ -131,7 +130,6 @@ def is_base_id_known(job_store: JobStore) -> bool:
 
 
 def wait_base_id(job_store: JobStore, topology: Topology, within: float | None = None) -> str:
-    """Wait for the coordinator's base id; raise ConfigurationError if the coordinator has refused."""
     message = job_store.wait_get(_BASE_ID, f"rank {topology.coordinator}", within)
     if isinstance(message, dict) and message.get("refused"):
         raise ConfigurationError(f"Rank {topology.coordinator} opens no run: {message['refused']}")

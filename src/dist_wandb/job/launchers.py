@@ -56,7 +56,6 @@ class Launcher:
         return any(name in environ for name in self.present)
 
     def read(self, environ: Environ) -> Readings:
-        """Read the variables; raise TopologyError if one does not have the form that this launcher gives it."""
         readings = Readings({}, self.name)
         for name, variable in self.variables.items():
             if variable in environ:
@@ -230,7 +229,6 @@ def complete(readings: Readings, environ: Environ) -> Readings:
 
 
 def integer(variable: str, text: str) -> int:
-    """Parse a variable as a whole number; raise TopologyError if it is none."""
     try:
         return int(text if len(text) <= _LONGEST_NUMBER else "")
     except ValueError:

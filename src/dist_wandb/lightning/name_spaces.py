@@ -123,19 +123,18 @@ class OfLightning(metaclass=_Kind):
 
     @classmethod
     def in_use(cls) -> type[Self]:
-        """Return this class with the base classes of all name spaces that are in use."""
         names = (PYTORCH_LIGHTNING, LIGHTNING) if _FABRIC in sys.modules else (LIGHTNING, PYTORCH_LIGHTNING)
         spaces = loaded() or [imported(names, cls.__name__)]
         found = dict.fromkeys(attrgetter(cls.stock)(space) for space in spaces)
-        return cls._with(*(stock for stock in found if not issubclass(cls, stock)))
+        return cls.with_bases(*(stock for stock in found if not issubclass(cls, stock)))
 
     @classmethod
     def of(cls, name: str) -> type[Self]:
         """Return this class with the base class of one name space, which is imported."""
-        return cls._with(attrgetter(cls.stock)(imported((name,), cls.__name__)))
+        return cls.with_bases(attrgetter(cls.stock)(imported((name,), cls.__name__)))
 
     @classmethod
-    def _with(cls, *stock: type) -> type[Self]:
+    def with_bases(cls, *stock: type) -> type[Self]:
         """Return this class with further base classes; the same one each time."""
         made: type[Self] = _made.get((cls, stock), cls)
         if stock and made is cls:
@@ -152,11 +151,7 @@ def _reduced(cls: _Kind) -> str | tuple[Any, ...]:
     home, origin = vars(cls).get("_home"), vars(cls).get("_origin")
     if home is not None:
         return resolve_name, (home,)
-    return cls.__qualname__ if origin is None else (_with_bases, origin)
-
-
-def _with_bases(cls: type[OfLightning], stock: tuple[type, ...]) -> type[OfLightning]:
-    return cls._with(*stock)
+    return cls.__qualname__ if origin is None else (origin[0].with_bases, origin[1])
 
 
 copyreg.pickle(_Kind, _reduced)

@@ -153,7 +153,6 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
 
 
 def logs_first(log: Callable[..., None]) -> Handler:
-    """Return a handler of a run's `log` that passes the row to a session's."""
 
     def log_first(_log: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any) -> None:
         log(data, step, commit=commit)

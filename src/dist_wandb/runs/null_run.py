@@ -82,7 +82,6 @@ class StandIn:
 
 
 def class_of(name: Literal["Config", "Run"]) -> type | None:
-    """Return this class of wandb, if this process has imported wandb, in any version."""
     return getattr(sys.modules.get(f"wandb.sdk.wandb_{name.lower()}"), name, None)
 
 

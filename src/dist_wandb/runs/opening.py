@@ -304,7 +304,6 @@ def is_answer(error: BaseException | None) -> bool:
 
 
 def _follow(plan: RunPlan, topology: Topology, arguments: dict[str, Any], settings: wandb.Settings) -> None:
-    """Change the arguments of `wandb.init`, and the settings among them, as planned."""
     name, has_own_directory = requested.text(arguments, "name"), plan.own_directory or plan.attaches
     mode = requested.mode(arguments) if has_own_directory or plan.has_writers else None
     arguments["id"] = unit_run_id(plan)

@@ -157,7 +157,6 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
 
 
 def check_id(run_id: object, origin: str) -> str:
-    """Return `run_id` if W&B accepts it; raise `ConfigurationError`, which shows its `origin`, otherwise."""
     if len(origin) > _SHOWN_OF_AN_ORIGIN:
         origin = f"{origin[:_SHOWN_OF_AN_ORIGIN]}…"
     if not isinstance(run_id, str):
@@ -265,7 +264,6 @@ def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
 
 
 def mode(init_arguments: Mapping[str, Any]) -> Mode:
-    """Return the requested W&B mode; raise `ConfigurationError` for an unknown one, or an empty `WANDB_MODE`."""
     found = _anywhere(init_arguments, "mode")
     if found == "":
         raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")

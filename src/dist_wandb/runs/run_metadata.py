@@ -100,7 +100,6 @@ def _shown_url(address: Any) -> Any:
 
 
 def metadata_of(run: AnyRun) -> dict[str, Any]:
-    """Return the metadata of a run for ranks without it: those attributes of `METADATA` that JSON can hold."""
     read = METADATA if is_online(run) else METADATA - _ADDRESSES  # wandb warns about reading them offline
     values = {name: getattr(run, name, None) for name in read}
     values.update({name: _shown_url(values[name]) for name in read & _ADDRESSES})

@@ -32,7 +32,6 @@ def trial_id() -> str | None:
 
 
 def trial_arguments(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of `wandb.init`, in a trial with the id, project and entity of its agent."""
     if not is_trial():
         return init_arguments
     values = {name: in_environment(name)[1] for name in _OF_AGENT}
@@ -55,7 +54,6 @@ def values() -> dict[str, Any]:
 
 
 def unused_arguments(init_arguments: Mapping[str, Any]) -> str | None:
-    """Return a warning about the script's arguments that have no effect in a trial; `None` if there are none."""
     actual = trial_arguments(init_arguments)
     requested = {name: in_code(init_arguments, name) for name in _OF_AGENT}
     unused = [name for name, value in requested.items() if value and value != actual.get(name)]

@@ -43,14 +43,7 @@ def image(value: Any, files: Callable[[], Path] | None = None, **arguments: Any)
     return wandb.Image(value, **arguments)
 
 
-def table(columns: list[str | int] | None, data: list[list[Any]] | None, dataframe: Any) -> Any:
-    import wandb
-
-    return wandb.Table(columns=columns, data=data, dataframe=dataframe)
-
-
 def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
-    """Return a W&B table, also if cells of one column have different types."""
     import wandb
 
     # wandb infers the types of columns row by row, which is slow. So it gets a row for each combination of plain types.

@@ -141,7 +141,6 @@ def leave_run() -> None:
 
 @contextmanager
 def with_warnings_alone(init_arguments: Mapping[str, Any], *, on: bool) -> Iterator[None]:
-    """Limit wandb to warnings and errors inside the block, unless the user has set its verbosity."""
     names = ("quiet", "silent", "show_info")
     is_set = (in_settings(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names)
     if not on or any(is_set):
@@ -165,7 +164,6 @@ def is_silent() -> bool:
 
 
 def pickled_run(run: AnyRun | None) -> bytes | None:
-    """Pickle a run and its config for a child process; `None` if it cannot be pickled."""
     try:
         return pickle.dumps((run, encoded(given_values(getattr(run, "config", None))))) if run else None
     except (pickle.PicklingError, AttributeError, TypeError):  # a mock of a run

@@ -234,7 +234,6 @@ class RunWriter:
                 self._turn.release()
 
     def _write(self, row: Mapping[str, Any], *, is_end: bool = True) -> None:
-        """Log a row, or a part of it, unless nothing is left of it."""
 
         def leave_out(name: str, error: Exception) -> None:
             self.lost[_REFUSED] += 1

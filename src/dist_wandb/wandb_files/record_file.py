@@ -192,7 +192,6 @@ def has_end(source: Path) -> bool:
 
 
 def write_record(opened: BinaryIO, record: bytes) -> None:
-    """Write a record at the end of a file that has a header."""
     rest, is_first = memoryview(record), True
     while is_first or rest:
         room = _BLOCK - opened.tell() % _BLOCK - _CHUNK_HEADER.size

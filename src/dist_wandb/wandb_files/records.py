@@ -115,7 +115,6 @@ class Decoder:
         return None
 
     def row(self, content: bytes) -> dict[str, Any]:
-        """Return names and values of a row; raise MalformedError, ReadError or TooDeepError."""
         names, values, end = list[str](), list[bytes](), 0
         with suppress(IndexError, KeyError, ValueError, RecursionError):  # usually all are numbers of known names
             while content[end : end + 1] == b"\n":
@@ -130,9 +129,6 @@ class Decoder:
             is_plain = len(numbers) == len(names) and NUMBERS.issuperset(map(type, numbers))
             if is_plain and all(number != _ITEM for number, *_ in fields(content, end)):
                 return {name: one if one % 1 else whole(one) for name, one in zip(names, numbers, strict=True)}
-        return self._any_row(content)
-
-    def _any_row(self, content: bytes) -> dict[str, Any]:
         found = _message(content, {_ITEM: ("item", lambda pieces: _items(pieces, self._known))})
         return _with_floats(found.get("item", {}))
 
@@ -162,7 +158,6 @@ def _items(pieces: Sequence[bytes], known: dict[bytes, str] | None = None) -> di
 
 
 def _with_floats(items: dict[str, Any]) -> dict[str, Any]:
-    """Convert W&B's text for NaN and infinity to floats."""
     return {name: _NOT_FINITE.get(value, value) if type(value) is str else value for name, value in items.items()}
 
 

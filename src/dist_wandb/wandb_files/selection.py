@@ -67,7 +67,6 @@ def value_of(run: LocalRun, key: str) -> Any:
 def chosen(
     runs: Sequence[LocalRun], names: Sequence[str], conditions: Iterable[str], state: str | None = None
 ) -> list[LocalRun]:
-    """Return the runs with one of the names or patterns, if any, whose conditions all hold; raise for unknown ones."""
     tests = list(map(condition_of, conditions))
     for name in names:
         if not any(_is_called(run, name) for run in runs):
@@ -132,7 +131,6 @@ def spreads_among(metrics: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
 
 
 def timings_of(metrics: Mapping[str, MetricHistory]) -> dict[str, Timing]:
-    """Return the timings among metrics, as `stragglers.findings` needs them."""
     found = {STEP: Timing(rows=metrics[STEP].count)} if STEP in metrics else {}
     if RANK in metrics:
         excess = mean_of(metrics[EXCESS].trend) if EXCESS in metrics else math.nan

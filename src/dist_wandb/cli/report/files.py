@@ -251,7 +251,6 @@ def seconds_of(time: str | None) -> float | None:  # since the epoch
 
 
 def _without_secrets(command: Sequence[str]) -> list[str]:
-    """Return a command without the values of options that name secrets, and as `redacted` does."""
     shown, option = [], ""
     for argument in command:
         name, equals, value = argument.partition("=")

@@ -45,7 +45,6 @@ class MediaReader:
     def read(
         self, media: Mapping[str, Sequence[Logged]], left_out: int, of: StoredRun
     ) -> tuple[list[Image], list[DataTable], list[str]]:
-        """Return the images and tables that can be shown, and what cannot, as sentence fragments."""
         images: list[Image] = []
         tables: list[DataTable] = []
         self._misses.clear()
@@ -121,7 +120,6 @@ def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
 
 
 def table_of(name: str, x: float, content: object) -> DataTable:
-    """Return the first rows of a table, as text. Raises `ValueError` if it is not in W&B's format."""
     columns, data = (content.get("columns"), content.get("data")) if isinstance(content, dict) else (None, None)
     if not isinstance(columns, list) or not isinstance(data, list):
         raise ValueError("it has no columns, or no data")  # noqa: TRY004

@@ -248,7 +248,6 @@ def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
 
 
 def plan_uploads(runs: Iterable[StoredRun], terms: Terms = CAUTIOUS) -> list[UploadRun]:
-    """Plan the uploads of files, as one entry per W&B run, in the order of their first files."""
     together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
     for run in runs:
         together[run.project, run.run_id].append(run)
