@@ -19,7 +19,7 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import PartialState
 from accelerate.state import AcceleratorState, is_initialized
@@ -28,10 +28,12 @@ from accelerate.utils import DistributedType
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.job.timed_caller import BackgroundPoll, poll
 from dist_wandb.job.topology import Leader, Topology
+from dist_wandb.job.units import Mesh
 from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import as_tensor
 from dist_wandb.payloads.metrics import is_metric
 from dist_wandb.payloads.scalars import copied_row
+from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.runs.requested import check_init_arguments, reinit
 from dist_wandb.runs.run_metadata import running_run
 from dist_wandb.session.api import INIT, join_init, opened_as
@@ -41,10 +43,6 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions, process_end
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
-
-if TYPE_CHECKING:
-    from dist_wandb.job.units import Mesh
-    from dist_wandb.runs.null_run import AnyRun
 
 INTEGRATION = "DistWandbTracker"
 _RETURNS = ("default", "return_previous")

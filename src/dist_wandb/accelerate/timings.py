@@ -15,9 +15,10 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
@@ -29,9 +30,6 @@ from dist_wandb.accelerate.start import current_mesh
 from dist_wandb.accelerate.wrapping import Wrapped, tracker_of
 from dist_wandb.session.sections import ForwardHook, StepTimings
 from dist_wandb.session.session import Session
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"

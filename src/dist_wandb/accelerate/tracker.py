@@ -29,7 +29,7 @@ from dist_wandb.accelerate.wrapping import NAME, name_as_scripts_do, register, t
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import interception, wandb_media
-from dist_wandb.runs.null_run import EarlyRun, NullSummary
+from dist_wandb.runs.null_run import AnyRun, EarlyRun, NullSummary
 from dist_wandb.runs.requested import WandbArguments
 from dist_wandb.session.api import while_open
 from dist_wandb.session.config.targets import ConfigView
@@ -43,8 +43,6 @@ from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from dist_wandb.runs.null_run import AnyRun
 
 _SHORT_WAIT = 1.0  # seconds for the job's store to answer where the caller wants an answer at once
 

@@ -48,14 +48,7 @@ def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
 
 def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
     """Return the ranks of a mesh that differ from a global rank only along some dimensions; none outside the mesh."""
-    along = set(dimensions)
-    position = (mesh.mesh == rank).nonzero().tolist()
-    if not position:
-        return ()
-    part = tuple(
-        slice(None) if name in along else at for name, at in zip(mesh.mesh_dim_names or (), position[0], strict=True)
-    )
-    return tuple(sorted(mesh.mesh[part].flatten().tolist()))
+    return _along(mesh.mesh.numpy(), mesh.mesh_dim_names or (), set(dimensions), rank)
 
 
 def dimension_of(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
@@ -75,10 +68,15 @@ def ranks_along(sizes: Mapping[str, int], dimensions: Iterable[str], rank: int) 
         raise ConfigurationError(
             f"The mesh has no dimension {min(unknown)!r}. Its dimensions are {', '.join(map(repr, sizes))}."
         )
-    ranks, stride = [rank], math.prod(sizes.values())
-    for name, size in sizes.items():
-        stride //= size
-        if name in along:
-            first = [one - one // stride % size * stride for one in ranks]
-            ranks = sorted({one + at * stride for one in first for at in range(size)})
-    return tuple(ranks)
+    import numpy as np
+
+    ranks = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+    return _along(ranks, sizes, along, rank)
+
+
+def _along(ranks: Any, names: Iterable[str], along: set[str], rank: int) -> tuple[int, ...]:
+    place = list(zip(*(ranks == rank).nonzero(), strict=True))
+    if not place:
+        return ()
+    part = tuple(slice(None) if name in along else at for name, at in zip(names, place[0], strict=True))
+    return tuple(sorted(ranks[part].ravel().tolist()))

@@ -30,7 +30,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 from weakref import WeakValueDictionary
 
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
@@ -39,9 +40,10 @@ from dist_wandb.errors import ConfigurationError, TopologyError
 from dist_wandb.job.job_identity import make_id
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.topology import Topology
+from dist_wandb.job.units import Mesh
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
-from dist_wandb.runs.null_run import EarlyRun, NullPart
+from dist_wandb.runs.null_run import AnyRun, EarlyRun, NullPart, Run
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.config.targets import ConfigView, EarlyConfig
 from dist_wandb.session.opener import open_session
@@ -49,14 +51,8 @@ from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import given_values
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from dist_wandb.job.units import Mesh
-    from dist_wandb.runs.null_run import AnyRun, Run
-    from dist_wandb.settings.options import Options
-    from dist_wandb.settings.plan import RunPlan
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RunPlan
 
 INTEGRATION = "DistWandbLogger"
 _STOCK_PROJECT = "lightning_logs"  # the default of both loggers, which nobody has asked for

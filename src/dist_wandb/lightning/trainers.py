@@ -29,15 +29,13 @@ from lightning_utilities.core.rank_zero import WarningCache
 
 from dist_wandb.lightning.name_spaces import OfLightning, is_a, loaded
 from dist_wandb.lightning.session_holder import holder_of
-from dist_wandb.session.sections import ForwardHook, StepTimings
+from dist_wandb.session.sections import ForwardHook, Part, StepTimings
 from dist_wandb.session.session import Session
+from dist_wandb.settings.reduction import Reduction
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from torch import Tensor, nn
-
-    from dist_wandb.session.sections import Part
-    from dist_wandb.settings.reduction import Reduction
 
 _ADVICE = re.compile(r"It is recommended to use `self\.log\((.+), \.\.\., sync_dist=True\)`")
 _NOT_AS_EXPECTED = (AttributeError, TypeError, ValueError, LookupError, ReferenceError, RuntimeError)  # or no Trainer
