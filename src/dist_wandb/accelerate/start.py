@@ -25,7 +25,7 @@ from accelerate import PartialState
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
 
-from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
+from dist_wandb.errors import RendezvousError, TopologyError
 from dist_wandb.job.timed_caller import BackgroundPoll, poll
 from dist_wandb.job.topology import Leader, Topology
 from dist_wandb.job.units import Mesh
@@ -74,20 +74,46 @@ def current_mesh() -> Mesh | None:
 
 
 class LateJoin:
-    """The session of a tracker. On a rank that is not started: its waiting rows, and the search for the session."""
+    """Arguments and session of a tracker. On a rank that is not started: waiting rows, and the search for the session."""
 
     _poll: BackgroundPoll[NextJob | Session]
 
-    def __init__(self, options: Options, arguments: TrackerArguments) -> None:
+    def __init__(self, options: Options, arguments: Mapping[str, Any]) -> None:
         self.options: Options = options  # the rank's own, until those of the main process are known
         self.session: Session | None = None  # once it is open, until it is finished
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
         self.config: dict[str, Any] = {}  # written before the session is open
         self._actions: deque[Callable[[AnyRun], Any]] = deque(maxlen=_MOST_ROWS)  # of the script, for the run
-        self._arguments = arguments
+        self._own = arguments  # of `wandb.init`, given to the constructor: they take precedence
+        self._given: dict[str, Any] = {}
+        self.requested: dict[str, Any] = {}  # the arguments of `init_trackers` when the run was opened
         self._goes_on = False  # whether the rank, which was not started, uses the session of an earlier tracker
         self._await_next()
         process_end.register()  # it waits for the query that is under way, also if no session is ever opened here
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {**self._given, **self._own}
+
+    def set_config(self, config: Mapping[str, Any]) -> None:  # unless the constructor was given one
+        self._given = {"config": config, **self._given}
+
+    def set_requested(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
+        # A run that is open already continues unchanged, with a warning.
+        requested, before = {"project": project, **init_kwargs}, self.requested
+        if not is_open:
+            check_init_arguments(init_kwargs, "init_trackers")
+            self._given = self.requested = requested
+            return
+        # Compared by their text, because `==` of a user's objects may do anything.
+        new = [name for name, value in requested.items() if name != "config" and repr(value) != repr(before.get(name))]
+        if new:
+            warnings.warn(
+                f"init_trackers was called again on rank {PartialState().process_index} with another "
+                f"{', '.join(map(repr, new))}, but its run is open and continues unchanged. To open another run, call "
+                "tracker.finish() on all ranks first.",
+                stacklevel=5,
+            )
 
     @property
     def is_possible(self) -> bool:
@@ -135,7 +161,7 @@ class LateJoin:
             self.session = opened_as(found, options, topology) if found.integration == INIT else None
         self._goes_on = self.session is not None
         if self.session is None:
-            arguments = self._arguments.merged
+            arguments = self.arguments
             is_used = options.run_mode == "auto" and current() is None and reinit(arguments) in _RETURNS
             running = running_run() if is_used else None  # of wandb's own `init`, which returns it again
             self.session = open_session(
@@ -238,46 +264,3 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             copies.update(copied_row({name: value}, PartialState().process_index))
     return copies
-
-
-class TrackerArguments:
-    """The arguments of one tracker. Those of its constructor take precedence; `run_name` is another name for `project`.
-
-    Raises `ConfigurationError` if `wandb.init` does not know an argument, or `project` and `run_name` differ.
-    """
-
-    def __init__(self, own: Mapping[str, Any], project: str | None, run_name: str | None) -> None:
-        if run_name is not None and project not in (None, run_name):
-            raise ConfigurationError(
-                f"{INTEGRATION} was given project={project!r} and run_name={run_name!r}, which both name the W&B "
-                "project. Give one of them; for the name of the run pass name=."
-            )
-        project = run_name if project is None else project
-        self._own = dict(own) if project is None else {"project": project, **own}
-        self._given: dict[str, Any] = {}
-        self.requested: dict[str, Any] = {}  # the arguments of `init_trackers` when the run was opened
-        check_init_arguments(self._own, INTEGRATION)
-
-    @property
-    def merged(self) -> dict[str, Any]:
-        return {**self._given, **self._own}
-
-    def set_config(self, config: Mapping[str, Any]) -> None:  # unless the constructor was given one
-        self._given = {"config": config, **self._given}
-
-    def set_requested(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
-        # A run that is open already continues unchanged, with a warning.
-        requested, before = {"project": project, **init_kwargs}, self.requested
-        if not is_open:
-            check_init_arguments(init_kwargs, "init_trackers")
-            self._given = self.requested = requested
-            return
-        # Compared by their text, because `==` of a user's objects may do anything.
-        new = [name for name, value in requested.items() if name != "config" and repr(value) != repr(before.get(name))]
-        if new:
-            warnings.warn(
-                f"init_trackers was called again on rank {PartialState().process_index} with another "
-                f"{', '.join(map(repr, new))}, but its run is open and continues unchanged. To open another run, call "
-                "tracker.finish() on all ranks first.",
-                stacklevel=5,
-            )

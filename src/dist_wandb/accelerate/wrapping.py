@@ -125,9 +125,9 @@ def _to_start(accelerator: Accelerator, project: str, arguments: Mapping[str, An
                 f"of the name {NAME!r}."
             )
         tracker = _replace_name(accelerator, _classes[0](project, **arguments))
-        tracker.arguments.requested = {"project": project, **arguments}
+        tracker.late_join.requested = {"project": project, **arguments}
     else:
-        tracker.arguments.set_requested(project, arguments, is_open=tracker.is_open)
+        tracker.late_join.set_requested(project, arguments, is_open=tracker.is_open)
     return tracker
 
 

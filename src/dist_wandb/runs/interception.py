@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dist_wandb.runs.null_run import SETTABLE, AnyRun, LikeRun, NullPart, NullRun, is_private_name, public_names
 from dist_wandb.runs.requested import reinit
 from dist_wandb.runs.run_metadata import running_run
+from dist_wandb.settings.options import Current
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,7 +54,7 @@ class Interception:
 
         def method(*args: Any, **kwargs: Any) -> Any:
             handlers = self.handlers  # without handlers, an old reference to this method calls the original
-            if not handlers or (id(self.owner), self._name) in _thread.bypassed:
+            if not handlers or (id(self.owner), self._name) in _bypassed():
                 return self.original(*args, **kwargs)
             return handlers[-1](self.original, *args, **kwargs)
 
@@ -85,6 +86,8 @@ def _put(owner: object, name: str, value: Any) -> None:
 
 
 _MARK = "__intercepted_by_dist_wandb__"
+_NONE: tuple[tuple[int, str], ...] = ()
+_bypassed = Current("bypassed", _NONE)  # methods of objects whose handlers are skipped in this thread
 
 
 def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
@@ -105,21 +108,10 @@ def original(owner: Any, name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def bypass(*args: Any, **kwargs: Any) -> Any:
-        _thread.bypassed.append((id(owner), name))
-        try:
+        with _bypassed.by((*_bypassed(), (id(owner), name))):
             return method(*args, **kwargs)
-        finally:
-            _thread.bypassed.remove((id(owner), name))
 
     return bypass
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.bypassed: list[tuple[int, str]] = []  # methods of objects whose handlers are skipped in this thread
-
-
-_thread = _Thread()
 
 
 def _found(owner: object, name: str) -> Interception | None:
