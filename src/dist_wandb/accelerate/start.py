@@ -74,7 +74,7 @@ def current_mesh() -> Mesh | None:
 
 
 class LateJoin:
-    """Arguments and session of a tracker; on a rank that is not started, waiting rows and the search for the session."""
+    """Arguments and session of a tracker; on a rank that is not started, its rows and the search for the session."""
 
     _poll: BackgroundPoll[NextJob | Session]
 
