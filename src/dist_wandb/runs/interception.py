@@ -145,7 +145,6 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
 
 
 def logs_first(log: Callable[..., None]) -> Handler:
-
     def log_first(_log: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any) -> None:
         log(data, step, commit=commit)
 

@@ -234,7 +234,6 @@ class RunWriter:
                 self._turn.release()
 
     def _write(self, row: Mapping[str, Any], *, is_end: bool = True) -> None:
-
         def leave_out(name: str, error: Exception) -> None:
             self.lost[_REFUSED] += 1
             self._notices.warn(name, f"{name!r} could not be put together from what the ranks sent: {error!r}")

@@ -167,7 +167,6 @@ class FileForReport(Contents):
         }
 
     def _draw(self, columns: Mapping[str, tuple[array[int], array[float]]]) -> None:
-
         # All of this takes time and memory in proportion to the number of values, not to rows times names.
         @cache
         def column(name: str) -> tuple[Numbers, Numbers]:  # the finite values, after one of a row before all others
