@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
@@ -29,10 +28,12 @@ from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.wandb_media import shown_values
+from dist_wandb.settings.options import Current
 from dist_wandb.settings.reduction import Definitions
 
 _log = logging.getLogger("dist_wandb")
 _OVER = object()  # marks a value whose row has ended
+_restores = Current("restores", default=False)  # whether this thread writes newer values
 
 
 class _Write(NamedTuple):
@@ -153,7 +154,6 @@ class SummaryWrites:
         self._newest: dict[str, tuple[int, Any]] = {}
         self._corrected: dict[str, _Corrected] = {}  # of the names whose summary is defined
         self._replacing = _OpenNames()  # these and those with newer values, in the open row: W&B takes them at its end
-        self._restoring: int | None = None  # the thread that writes newer values
         # By number, or by what they set: on a rank without a run, they are for the run that this rank may open yet.
         self._actions: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
         self._run: AnyRun | None = None
@@ -230,7 +230,7 @@ class SummaryWrites:
                 self._do(partial(action, self._run))
 
     def _note(self, write: Callable[[Any], None], record: Any) -> None:
-        if self._restoring == threading.get_ident():
+        if _restores():
             for item in record.update:
                 item.key = self.paths.get(item.key[0], item.key)
             write(record)
@@ -308,11 +308,8 @@ class SummaryWrites:
     def _restore(self, values: Mapping[str, Any]) -> None:
         """Write values in place of those that a row has just left in the summary."""
         if values and self._run is not None and self._write is not None:
-            self._restoring = threading.get_ident()
-            try:
+            with _restores.by(True):
                 self._do(partial(self._run.summary.update, dict(values)))
-            finally:
-                self._restoring = None
             self._write_again(self._first(values), 0)
 
     def _first(self, names: Iterable[str]) -> Iterable[str]:

@@ -25,6 +25,7 @@ from dist_wandb.runs.interception import intercept, intercept_all, original
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.requested import in_settings
 from dist_wandb.settings.config_values import decoded, encoded, given_values
+from dist_wandb.settings.options import Current
 
 _LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 FINISH = "_finish"  # the method of a run that all ways of finishing it call
@@ -39,6 +40,7 @@ _TELEMETRY = "_telemetry_callback"  # the method of a run that reports, in an im
 _SETUP, _MEDIA = "wandb.sdk.wandb_setup", "wandb.sdk.data_types._private"
 _LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN})
 _stopping = threading.RLock()  # two threads may find the same process lost
+_logs_table = Current("logs_table", default=False)  # in this thread
 
 
 # --- wandb's own process ----------------------------------------------------------------------------------------------
@@ -241,21 +243,16 @@ def adapt(run: Any, step: Callable[[], int]) -> list[Callable[[], None]]:
     """
     if not is_wandbs(run):
         return []
-    tables: set[int] = set()  # threads that are logging one
 
     def log(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # `log_model` passes an artifact by name, and never a table's.
         if not args or type(args[0]).__name__ != "InternalArtifact" or "table" not in args[0].type:
             return original(*args, **kwargs)
-        thread = threading.get_ident()
-        tables.add(thread)
-        try:
+        with _logs_table.by(True):
             return original(*args, **kwargs)
-        finally:
-            tables.discard(thread)
 
     def api(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return _no_server if threading.get_ident() in tables else original(*args, **kwargs)
+        return _no_server if _logs_table() else original(*args, **kwargs)
 
     def report(original: Callable[[Any], None], record: Any) -> None:
         with suppress(Exception):
