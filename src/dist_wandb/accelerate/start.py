@@ -144,7 +144,6 @@ class LateJoin:
         return self.session
 
     def act(self, action: Callable[[AnyRun], Any]) -> None:
-        """Do something with the run of this rank, once it has one."""
         self._actions.append(action)
         self.find(0.0)
 
@@ -176,7 +175,6 @@ class LateJoin:
         self._await_next()
 
     def log(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
-        """Log a row, or keep it until the rank is started, or ends."""
         session = self.find(0.0)
         if session is None:
             if not self.rows:

@@ -61,7 +61,6 @@ class PreparedTimings:
         return StepTimings(self._session, is_sharded=is_sharded or bool(set(names) - {"dp_replicate"}))
 
     def measure(self, prepared: Iterable[Any]) -> None:
-        """Measure the models, optimizers and loaders among some objects; each once, even if it is passed again."""
         for one in prepared:
             if not isinstance(one, (torch.nn.Module, torch.optim.Optimizer, DataLoader)) or one in self._known:
                 continue

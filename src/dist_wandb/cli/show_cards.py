@@ -123,7 +123,6 @@ def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> d
 
 
 def _metrics_table(run: LocalRun, patterns: Sequence[str], width: int) -> RenderableType:
-    """Return a table with one line per metric, which has its spread. Of many ranks, show the extremes."""
     wanted = matching(run.metrics, patterns)
     spreads = spreads_among(wanted) if list(patterns) == ["*"] else {}
     folded = {f"{name}/{kind}" for name in spreads for kind in SPREAD}

@@ -125,7 +125,6 @@ def build(
 
 
 def sections(files: Iterable[FileForReport], media: MediaReader) -> list[page.Run]:
-    """Return the runs of a report, newest first within their groups."""
     by_path = {file.stored.path: file for file in files}
     together: dict[tuple[str, ...], list[LocalRun]] = defaultdict(list)
     for run in brought_together(file.stored for file in by_path.values()):
@@ -204,7 +203,6 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
 
 
 def _writer_name(stored: StoredRun) -> str:
-    """Name the writer of a file; after a restart, it has several."""
     sidecar = stored.sidecar
     if sidecar is None or sidecar.world_size == 1:
         return "the run"

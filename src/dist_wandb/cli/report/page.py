@@ -289,5 +289,4 @@ def _as_element_text(script: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """Return the source expression of a script for a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
