@@ -147,7 +147,7 @@ class LateJoin:
         self._actions.append(action)
         self.find(0.0)
 
-    def wait(self, within: float) -> Session | None:  # seconds; 0: once
+    def wait(self, within: float) -> Session | None:  # `within` seconds; 0: only once
         return poll(self.find, within, _PAUSE, PartialState().num_processes)
 
     def open(self, found: NextJob | None = None) -> None:

@@ -195,7 +195,7 @@ def started_last(directories: Sequence[Path]) -> set[str]:
 
 
 def follow(directories: Sequence[Path], names: set[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
-    # As cards on a terminal, else with a line for each change. Returns their last state.
+    # Shows cards on a terminal, else a line for each change. Returns their last state.
     runs: list[LocalRun] = []
     if not out.is_terminal:
         for runs in _states(directories, names, patterns):
@@ -245,7 +245,7 @@ class _FollowedFile(Contents):
         self._records = read_records(path, follow=True, within=directory)
         self._changed = time.monotonic()
 
-    def read_on(self) -> bool:  # whether there were any
+    def read_on(self) -> bool:  # whether there were new records
         has_records = False
         try:
             while not self.is_read and (record := next(self._records)) is not PAUSE:

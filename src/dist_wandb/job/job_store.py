@@ -84,8 +84,8 @@ class JobStore:
         return _decoded(key, self.connection.call(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
     def beside(self, namespace: str, caller: TimedCaller | None = None) -> JobStore:
-        # On a dedicated connection: a thread that waits for an answer blocks its own, which must not be the training's.
-        # `caller` limits the time of calls on it.
+        # This is a dedicated connection: a thread that waits for an answer blocks its own, which must not be the
+        # training's. `caller` limits the time of calls on it.
         connection = self.connection.duplicate(self._store, caller)
         return self._part(connection.root, namespace, connection)
 

@@ -164,7 +164,8 @@ def detected_launchers(environ: Environ = os.environ) -> list[DetectedLauncher]:
 
 
 def doubts_of(found: Sequence[DetectedLauncher], topology: Topology) -> list[str]:
-    # Launchers that seem to have started this process as another rank than that of `topology`, that of their variables.
+    # Warns of launchers that seem to have started this process as another rank than that of `topology`, that of their
+    # variables.
     used = next((launcher for launcher in found if launcher.status == "used"), None)
     doubts: list[str] = []
     for launcher in found:

@@ -179,9 +179,9 @@ RANKS_ALONE = {
 
 
 def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
-    # The first one that gives the ranks; `None` if no launcher is present. Raises TopologyError if variables cannot be
-    # read, or are incomplete and no later launcher agrees with them and is complete. For example, a batch script that
-    # exports WORLD_SIZE for its srun leaves such an incomplete set.
+    # Returns the first launcher that gives the ranks, and its readings; `None` if no launcher is present. Raises
+    # TopologyError if variables cannot be read, or are incomplete and no later launcher agrees with them and is
+    # complete. For example, a batch script that exports WORLD_SIZE for its srun leaves such an incomplete set.
     incomplete: Readings | None = None
     for launcher in LAUNCHERS:
         if not launcher.is_present(environ):

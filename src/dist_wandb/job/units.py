@@ -24,8 +24,9 @@ _HOW = 'Give a ProcessGroup, a dimension of a DeviceMesh such as mesh["dp"], or 
 
 
 def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
-    # Sorted; a name and `None` are returned unchanged. For ``init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp",
-    # "tp"))["dp"]``, they are ``(0, 2, 4, 6)`` on these ranks, and ``(1, 3, 5, 7)`` on the others.
+    # The ranks are sorted; a name and `None` are returned unchanged. For ``init_device_mesh("cpu", (4, 2),
+    # mesh_dim_names=("dp", "tp"))["dp"]``, they are ``(0, 2, 4, 6)`` on these ranks, and ``(1, 3, 5, 7)`` on the
+    # others.
     if unit is None or isinstance(unit, str):
         return unit
     dist, found = sys.modules.get("torch.distributed"), None

@@ -115,6 +115,7 @@ def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only:
 
 
 def ids_in(file: BinaryIO, size: int) -> dict[str, str]:
+    """Return the base ids in a checkpoint, by the loggers' numbers; `ReadError` if it is none."""
     try:
         return _written_ids(_pickle_in(_Bounded(file), size))
     except ReadError:

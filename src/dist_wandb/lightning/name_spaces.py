@@ -62,7 +62,8 @@ def check_installed(who: str) -> None:
 
 
 def imported(names: tuple[str, ...], who: str) -> Any:
-    # The first one that is installed. Raises `MissingExtraError` if none is, or it lacks a package that it needs.
+    # Returns the first one that is installed. Raises `MissingExtraError` if none is, or it lacks a package that it
+    # needs.
     missing: list[str] = []
     for name in names:
         try:

@@ -215,8 +215,8 @@ class SessionHolder:
         return self.base_id if knows_base_id else self._requested_id
 
     def open(self, run: Run | None) -> Session | None:
-        # Until the ranks are known, in the first process, a session of a world of one. `run` is the one that is open in
-        # this process: of the provisional session, or the user's.
+        # Until the ranks are known, this is, in the first process, a session of a world of one. `run` is the one that
+        # is open in this process: of the provisional session, or the user's.
         session = self.session
         if session is not None and session.topology.world_size > 1:
             if not session.has_store:  # checked first, because this method is called for every row

@@ -127,8 +127,8 @@ def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, 
 
 
 def epoch_reductions(module: nn.Module | None, names: Container[str]) -> dict[str, Reduction]:
-    # Where they are not means. With `sync_dist=True`, ``self.log(..., reduce_fx="max")`` is the maximum over batches
-    # and ranks. Numbers that Lightning has reduced like this are equal on all ranks, and have the mean.
+    # Only those that are not means. With `sync_dist=True`, ``self.log(..., reduce_fx="max")`` is the maximum over
+    # batches and ranks. Numbers that Lightning has reduced like this are equal on all ranks, and have the mean.
     found: dict[str, Reduction] = {}
     with suppress(*_NOT_AS_EXPECTED):
         results: Any = cast("Any", module).trainer._results

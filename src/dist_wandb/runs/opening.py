@@ -164,7 +164,8 @@ class RunOpener:
         return run
 
     def publish(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:
-        # For ranks without a run and the other writers of a shared run. `writer` is the index of this rank in its unit.
+        # This is for ranks without a run and the other writers of a shared run. `writer` is the index of this rank in
+        # its unit.
         self._publish_start()
         self._publish({"url": url, "offline": offline, "first_row": first_row})
         if self.plan.has_writers and self.job_store is not None:

@@ -98,8 +98,8 @@ _COMMON_INIT_ARGUMENTS = WandbArguments.__optional_keys__ | {"project"}
 
 
 def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
-    # Also if `wandb.init` returns a run that is open. A `ConfigurationError` may name the `integration`; for a config,
-    # it is that of wandb.
+    # Arguments are also checked if `wandb.init` returns a run that is open. A `ConfigurationError` may name the
+    # `integration`; for a config, it is that of wandb.
     unknown = [name for name in given if name not in _COMMON_INIT_ARGUMENTS]
     if unknown:
         _check_against_signature(unknown, integration)

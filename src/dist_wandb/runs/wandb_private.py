@@ -297,8 +297,8 @@ def can_store(run: AnyRun) -> bool:
 
 
 def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
-    # JSON values, and the name under which they are stored: a chart is replaced by its table, which has another name.
-    # Files of media are written now, under names with `key` and `step`. `can_store` must be true for the run.
+    # Returns JSON values, and the name under which they are stored: a chart is replaced by its table, which has another
+    # name. Files of media are written now, under names with `key` and `step`. `can_store` must be true for the run.
     from wandb import util
     from wandb.sdk.data_types.utils import val_to_json
 

@@ -102,7 +102,7 @@ class RecordFile:
         self._size = 0  # of these
 
     def records(self) -> Iterator[bytes]:
-        # Those that are too long, or have wrong checksums, are skipped. Raises `ReadError` if the file does not start
+        # Records that are too long, or have wrong checksums, are skipped. Raises `ReadError` if the file does not start
         # like a record file, or all of them take too long.
         for kind, chunk in self._chunks():
             if kind in (_GAP, _FULL, _FIRST):  # an earlier incomplete record is dropped
@@ -152,9 +152,9 @@ class RecordFile:
 
 
 def records(opened: BinaryIO, place: int = 0) -> Iterator[tuple[bytes, list[Field]]]:
-    # From the start of a block on; invalid ones are skipped. Raises `ReadError` if the file does not start like a
-    # record file, a record has more than `MOST_BYTES` bytes, or all of them take too long. The error does not name the
-    # file.
+    # Begins at `place`, the start of a block. Invalid records are skipped. Raises `ReadError` if the file does not
+    # start like a record file, a record has more than `MOST_BYTES` bytes, or all of them take too long. The error does
+    # not name the file.
     file = RecordFile(opened, MOST_BYTES)
     file.place = place
     for record in file.records():

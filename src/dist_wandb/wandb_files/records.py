@@ -54,8 +54,8 @@ def read_records(
     follow: bool = False,  # whether to yield `PAUSE` at the end of the file, and then continue with what was added
     within: Directory | None = None,  # as for `open_ordinary`
 ) -> Iterator[Record]:
-    # Of a kind in `KINDS`. NaN and infinities in rows and summaries are floats; elsewhere they are text, as JSON can
-    # print it. Raises `ReadError` if it is no ordinary file, or not one of W&B's, or takes too long.
+    # Yields records of a kind in `KINDS`. NaN and infinities in rows and summaries are floats; elsewhere they are text,
+    # as JSON can print it. Raises `ReadError` if it is no ordinary file, or not one of W&B's, or takes too long.
     decoder = Decoder(skipped)
     try:
         with os.fdopen(open_ordinary(path, within=within), "rb") as opened:
@@ -134,7 +134,7 @@ class Decoder:
 
 
 def _items(pieces: Sequence[bytes], known: dict[bytes, str] | None = None) -> dict[str, Any]:
-    # Sorted; none of them if one has no value. Those of rows have `known`, to which names are added.
+    # The items are sorted; there are none if one has no value. Those of rows have `known`, to which names are added.
     found: dict[str, Any] = {}
     for piece in pieces:
         keys, nested, value, before_value = b"", list[bytes](), b"", 0

@@ -353,7 +353,8 @@ def columns_of(files: Iterable[reading.StoredRun], axis: str, names: Sequence[st
 
 
 def rows_of(run: LocalRun, names: Sequence[str], found: set[str]) -> Iterator[list[Any]]:
-    # In each row that has another one than the first, which is the x axis. Names that have values are added to `found`.
+    # Yields rows that have another one of the names than the first, which is the x axis. Names that have values are
+    # added to `found`.
     for part in parts_of(run):
         for row in reading.rows_in(part.path, part.directory):
             if any(name in row for name in names[1:]):

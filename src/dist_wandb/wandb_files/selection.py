@@ -31,8 +31,8 @@ SPREAD = ("min", "max", "std", "argmax_rank")  # last parts of names of statisti
 
 
 def condition_of(text: str) -> Callable[[LocalRun], bool]:
-    # Such as ``lr>=0.1`` or ``name=night*``. Values are compared as numbers if both are numbers, else as text. ``=``
-    # and ``!=`` accept patterns. A run without the value fulfils only ``!=``.
+    # A condition is such as ``lr>=0.1`` or ``name=night*``. Values are compared as numbers if both are numbers, else as
+    # text. ``=`` and ``!=`` accept patterns. A run without the value fulfils only ``!=``.
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"{text!r} is not a condition. Write one such as lr=0.1, val/loss<0.5, name=night*")

@@ -64,7 +64,7 @@ class ConsoleTail:
         self.count: int = 0  # number of all lines, including those that were dropped
         self._pending = ""
 
-    def add(self, text: str) -> None:  # may start and end in the middle of a line
+    def add(self, text: str) -> None:  # which may start and end in the middle of a line
         *ended, self._pending = (self._pending + text).split("\n")
         if len(self._pending) > _LONGEST_PENDING:
             ended.append(self._pending)

@@ -170,7 +170,7 @@ class FileState:
             )
         return None
 
-    def begin(self, before: Sent) -> Path:  # returns its new directory; needs the lock
+    def begin(self, before: Sent) -> Path:  # the upload's new directory; the lock is held
         upload = Path(tempfile.mkdtemp(prefix="upload-", dir=self.directory))
         self.record(before, upload.name)
         for left in self.directory.glob("upload-*"):
