@@ -70,31 +70,26 @@ def register(tracker_class: type[DistWandbTracker]) -> None:
     original: Any = getattr(accelerators, _FILTER, None)
     is_new = original is not None and not hasattr(original, _KNOWS)
     if is_new and tuple(inspect.signature(original).parameters) == _KNOWN:
-        setattr(accelerators, _FILTER, _filter_trackers(original))
+        setattr(accelerators, _FILTER, _wrapping(original, _filter_trackers))
 
 
-def _filter_trackers(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    @functools.wraps(original)
-    def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[Any]:
-        requested = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
-        for item in requested:
-            if isinstance(item, type) and getattr(item, "name", None) == NAME:
-                raise ConfigurationError(
-                    f"log_with has the class {item.__name__} instead of an object. Write {item.__name__}(), for "
-                    f"example Accelerator(log_with={item.__name__}())."
-                )
-        names = [None if isinstance(item, GeneralTracker) else str(item) for item in requested]
-        if _ALL in names:
-            found = [item for item in original(requested, logging_dir) if str(item) not in (NAME, STOCK_NAME)]
-            has_ours = any(isinstance(item, GeneralTracker) and item.name == NAME for item in found)
-            return found if has_ours else [*found, NAME]
-        if NAME in names:
-            others = [item for item, name in zip(requested, names, strict=True) if name != NAME]
-            return [*original(others, logging_dir), NAME]
-        return original(log_with, logging_dir)
-
-    setattr(filter_trackers, _KNOWS, True)
-    return filter_trackers
+def _filter_trackers(original: Callable[..., list[Any]], log_with: Any, logging_dir: Any = None) -> list[Any]:
+    requested = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+    for item in requested:
+        if isinstance(item, type) and getattr(item, "name", None) == NAME:
+            raise ConfigurationError(
+                f"log_with has the class {item.__name__} instead of an object. Write {item.__name__}(), for "
+                f"example Accelerator(log_with={item.__name__}())."
+            )
+    names = [None if isinstance(item, GeneralTracker) else str(item) for item in requested]
+    if _ALL in names:
+        found = [item for item in original(requested, logging_dir) if str(item) not in (NAME, STOCK_NAME)]
+        has_ours = any(isinstance(item, GeneralTracker) and item.name == NAME for item in found)
+        return found if has_ours else [*found, NAME]
+    if NAME in names:
+        others = [item for item, name in zip(requested, names, strict=True) if name != NAME]
+        return [*original(others, logging_dir), NAME]
+    return original(log_with, logging_dir)
 
 
 def tracker_of(accelerator: Accelerator) -> DistWandbTracker | None:
@@ -252,8 +247,8 @@ def wrap_accelerator(
 
 def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def method(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
-        return instead(original, self, *args, **kwargs)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return instead(original, *args, **kwargs)
 
     setattr(method, _KNOWS, True)
     return method
