@@ -8,7 +8,6 @@ affected.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,6 +18,7 @@ from accelerate import accelerator as accelerators
 from accelerate.tracking import GeneralTracker
 
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
+from dist_wandb.runs.interception import intercept, intercepted
 from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ STOCK_NAME = "wandb"
 _ALL = "all"
 _FILTER = "filter_trackers"
 _KNOWN = ("log_with", "logging_dir")
-_KNOWS = "__knows_dist_wandb__"
 _classes: list[type[DistWandbTracker]] = []  # that of our tracker, once it is registered
 
 
@@ -68,9 +67,9 @@ def register(tracker_class: type[DistWandbTracker]) -> None:
     # `Accelerator` resolves `log_with` by this function. It is replaced by one that does the same for all other values.
     # In a version in which it differs, only that version's own means work.
     original: Any = getattr(accelerators, _FILTER, None)
-    is_new = original is not None and not hasattr(original, _KNOWS)
+    is_new = original is not None and intercepted(accelerators, _FILTER) is None
     if is_new and tuple(inspect.signature(original).parameters) == _KNOWN:
-        setattr(accelerators, _FILTER, _wrapping(original, _filter_trackers))
+        intercept(accelerators, _FILTER, _filter_trackers)
 
 
 def _filter_trackers(original: Callable[..., list[Any]], log_with: Any, logging_dir: Any = None) -> list[Any]:
@@ -229,7 +228,7 @@ def wrap_accelerator(
     remedy: str = _REMEDY,  # why a method is wrapped, and what to do without wrapping; the end of the error's sentence
 ) -> None:
     """Wrap methods of `Accelerator`, each once; raise `UnsupportedVersionError` for unknown ones."""
-    left = [name for name in methods if not hasattr(getattr(Accelerator, name, None), _KNOWS)]
+    left = [name for name in methods if intercepted(Accelerator, name) is None]
     for name in left:
         method, known = getattr(Accelerator, name, None), methods[name][0]
         found: tuple[str, ...] = ()
@@ -242,13 +241,4 @@ def wrap_accelerator(
                 f"DistWandbTracker knows it with {known}, and {remedy}."
             )
     for name in left:
-        setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), methods[name][1]))
-
-
-def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return instead(original, *args, **kwargs)
-
-    setattr(method, _KNOWS, True)
-    return method
+        intercept(Accelerator, name, methods[name][1])

@@ -92,7 +92,7 @@ _bypassed = Current("bypassed", _NONE)  # methods of objects whose handlers are 
 
 def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
     """Call `handler` in place of a method of this object only, until the returned function is called."""
-    return (_found(owner, name) or Interception(owner, name)).add(handler)
+    return (intercepted(owner, name) or Interception(owner, name)).add(handler)
 
 
 def intercept_all(handlers: Iterable[tuple[Any, str, Handler]]) -> list[Callable[[], None]]:
@@ -101,7 +101,7 @@ def intercept_all(handlers: Iterable[tuple[Any, str, Handler]]) -> list[Callable
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
     """Return the method of an object without our handlers; if others have replaced it, their replacement."""
-    interception = _found(owner, name)
+    interception = intercepted(owner, name)
     if interception is not None:
         return interception.original
     method: Callable[..., Any] = getattr(owner, name)
@@ -114,7 +114,7 @@ def original(owner: Any, name: str) -> Callable[..., Any]:
     return bypass
 
 
-def _found(owner: object, name: str) -> Interception | None:
+def intercepted(owner: object, name: str) -> Interception | None:
     method = getattr(owner, "__dict__", {}).get(name)
     found = getattr(method, "__dict__", {}).get(_MARK)
     # wandb's functions are methods of its run, which may be intercepted itself, or its class.
