@@ -19,6 +19,7 @@ from abc import ABCMeta
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from operator import attrgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -38,7 +39,6 @@ _Item = TypeVar("_Item")
 LIGHTNING, PYTORCH_LIGHTNING = "lightning.pytorch", "pytorch_lightning"
 _EXTRAS = {LIGHTNING: "lightning", PYTORCH_LIGHTNING: "pytorch-lightning"}
 _FABRIC = "lightning_fabric"  # a part of the package pytorch_lightning
-_made: dict[Any, Any] = {}  # classes with base classes of Lightning, by what they are made from
 
 
 def loaded() -> list[Any]:
@@ -135,17 +135,15 @@ class OfLightning(metaclass=_Kind):
         return cls.with_bases(attrgetter(cls.stock)(imported((name,), cls.__name__)))
 
     @classmethod
+    @cache  # the same class each time
     def with_bases(cls, *stock: type) -> type[Self]:
-        """Return this class with further base classes; the same one each time."""
-        made: type[Self] = _made.get((cls, stock), cls)
-        if stock and made is cls:
-            origin, before = vars(cls).get("_origin", (cls, ()))
-            copied = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-            names = {**copied, "_origin": (origin, (*before, *stock))}
-            made = _made[cls, stock] = types.new_class(
-                cls.__name__, (cls, *stock), None, lambda body: body.update(names)
-            )
-        return made
+        """Return this class with further base classes."""
+        if not stock:
+            return cls
+        origin, before = vars(cls).get("_origin", (cls, ()))
+        copied = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+        names = {**copied, "_origin": (origin, (*before, *stock))}
+        return types.new_class(cls.__name__, (cls, *stock), None, lambda body: body.update(names))
 
 
 def _reduced(cls: _Kind) -> str | tuple[Any, ...]:
