@@ -165,11 +165,9 @@ def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
         else:
             handler(original, *args, **kwargs)
 
-    undo = intercept(Run, "log", log_of_new)
-    try:
+    with ExitStack() as until_open:
+        until_open.callback(intercept(Run, "log", log_of_new))
         yield
-    finally:
-        undo()
 
 
 def _serve(run: NullRun) -> Callable[[], None]:

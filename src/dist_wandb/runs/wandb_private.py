@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -283,11 +283,9 @@ def checked_definition(run: AnyRun, define: Callable[[], Any]) -> tuple[bool, An
         if threading.get_ident() != thread:
             publish(record)
 
-    undo = intercept(run, _DEFINED, drop)
-    try:
+    with ExitStack() as until_checked:
+        until_checked.callback(intercept(run, _DEFINED, drop))
         return True, define()
-    finally:
-        undo()
 
 
 def can_store(run: AnyRun) -> bool:
