@@ -19,19 +19,21 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import PartialState
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
 
-from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
+from dist_wandb.errors import RendezvousError, TopologyError
 from dist_wandb.job.timed_caller import BackgroundPoll, poll
 from dist_wandb.job.topology import Leader, Topology
+from dist_wandb.job.units import Mesh
 from dist_wandb.notices import users_line, warn
 from dist_wandb.payloads.devices import as_tensor
 from dist_wandb.payloads.metrics import is_metric
 from dist_wandb.payloads.scalars import copied_row
+from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.runs.requested import check_init_arguments, reinit
 from dist_wandb.runs.run_metadata import running_run
 from dist_wandb.session.api import INIT, join_init, opened_as
@@ -41,10 +43,6 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions, process_end
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Options
-
-if TYPE_CHECKING:
-    from dist_wandb.job.units import Mesh
-    from dist_wandb.runs.null_run import AnyRun
 
 INTEGRATION = "DistWandbTracker"
 _RETURNS = ("default", "return_previous")
@@ -76,20 +74,46 @@ def current_mesh() -> Mesh | None:
 
 
 class LateJoin:
-    """The session of a tracker. On a rank that is not started: its waiting rows, and the search for the session."""
+    """Arguments and session of a tracker; on a rank that is not started, its rows and the search for the session."""
 
     _poll: BackgroundPoll[NextJob | Session]
 
-    def __init__(self, options: Options, arguments: TrackerArguments) -> None:
+    def __init__(self, options: Options, arguments: Mapping[str, Any]) -> None:
         self.options: Options = options  # the rank's own, until those of the main process are known
         self.session: Session | None = None  # once it is open, until it is finished
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
         self.config: dict[str, Any] = {}  # written before the session is open
         self._actions: deque[Callable[[AnyRun], Any]] = deque(maxlen=_MOST_ROWS)  # of the script, for the run
-        self._arguments = arguments
+        self._own = arguments  # of `wandb.init`, given to the constructor: they take precedence
+        self._given: dict[str, Any] = {}
+        self.requested: dict[str, Any] = {}  # the arguments of `init_trackers` when the run was opened
         self._goes_on = False  # whether the rank, which was not started, uses the session of an earlier tracker
         self._await_next()
         process_end.register()  # it waits for the query that is under way, also if no session is ever opened here
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {**self._given, **self._own}
+
+    def set_config(self, config: Mapping[str, Any]) -> None:  # unless the constructor was given one
+        self._given = {"config": config, **self._given}
+
+    def set_requested(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
+        # A run that is open already continues unchanged, with a warning.
+        requested, before = {"project": project, **init_kwargs}, self.requested
+        if not is_open:
+            check_init_arguments(init_kwargs, "init_trackers")
+            self._given = self.requested = requested
+            return
+        # Compared by their text, because `==` of a user's objects may do anything.
+        new = [name for name, value in requested.items() if name != "config" and repr(value) != repr(before.get(name))]
+        if new:
+            warnings.warn(
+                f"init_trackers was called again on rank {PartialState().process_index} with another "
+                f"{', '.join(map(repr, new))}, but its run is open and continues unchanged. To open another run, call "
+                "tracker.finish() on all ranks first.",
+                stacklevel=5,
+            )
 
     @property
     def is_possible(self) -> bool:
@@ -97,11 +121,9 @@ class LateJoin:
         return not PartialState().is_main_process
 
     def find(self, within: float | None = None) -> Session | None:
-        """Return the session. On a rank that may join late, open it once the main process has published it.
-
-        Waits `within` seconds for the thread that queries the store; with `None`, queries the store here, and if rows
-        wait, up to `join_timeout` for the main process, which is behind.
-        """
+        # On a rank that may join late, opens the session once the main process has published it. Waits `within` seconds
+        # for the thread that queries the store; with `None`, queries the store here, and if rows wait, up to
+        # `join_timeout` for the main process, which is behind.
         if not self.is_possible:
             return self.session
         if self.session is not None and self.session not in open_sessions():  # the main process has ended it
@@ -122,12 +144,10 @@ class LateJoin:
         return self.session
 
     def act(self, action: Callable[[AnyRun], Any]) -> None:
-        """Do something with the run of this rank, once it has one."""
         self._actions.append(action)
         self.find(0.0)
 
-    def wait(self, within: float) -> Session | None:
-        """Find the session, up to `within` seconds; 0: once."""
+    def wait(self, within: float) -> Session | None:  # `within` seconds; 0: only once
         return poll(self.find, within, _PAUSE, PartialState().num_processes)
 
     def open(self, found: NextJob | None = None) -> None:
@@ -140,7 +160,7 @@ class LateJoin:
             self.session = opened_as(found, options, topology) if found.integration == INIT else None
         self._goes_on = self.session is not None
         if self.session is None:
-            arguments = self._arguments.merged
+            arguments = self.arguments
             is_used = options.run_mode == "auto" and current() is None and reinit(arguments) in _RETURNS
             running = running_run() if is_used else None  # of wandb's own `init`, which returns it again
             self.session = open_session(
@@ -155,7 +175,6 @@ class LateJoin:
         self._await_next()
 
     def log(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
-        """Log a row, or keep it until the rank is started, or ends."""
         session = self.find(0.0)
         if session is None:
             if not self.rows:
@@ -221,7 +240,6 @@ class ConfigOnceStarted(EarlyConfig):
         self._late_join = late_join
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """Wait for the main process, and read its config; if that times out, warn and return what was written here."""
         within = self._late_join.options.limits.join_timeout
         if name not in self._late_join.config and self._late_join.wait(within) is None:
             warnings.warn(
@@ -244,50 +262,3 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             copies.update(copied_row({name: value}, PartialState().process_index))
     return copies
-
-
-class TrackerArguments:
-    """The arguments of one tracker. Those of its constructor take precedence; `run_name` is another name for `project`.
-
-    Raises `ConfigurationError` if `wandb.init` does not know an argument, or `project` and `run_name` differ.
-    """
-
-    def __init__(self, own: Mapping[str, Any], project: str | None, run_name: str | None) -> None:
-        if run_name is not None and project not in (None, run_name):
-            raise ConfigurationError(
-                f"{INTEGRATION} was given project={project!r} and run_name={run_name!r}, which both name the W&B "
-                "project. Give one of them; for the name of the run pass name=."
-            )
-        project = run_name if project is None else project
-        self._own = dict(own) if project is None else {"project": project, **own}
-        self._given: dict[str, Any] = {}
-        self.requested: dict[str, Any] = {}  # the arguments of `init_trackers` when the run was opened
-        check_init_arguments(self._own, INTEGRATION)
-
-    @property
-    def merged(self) -> dict[str, Any]:
-        return {**self._given, **self._own}
-
-    def set_config(self, config: Mapping[str, Any]) -> None:
-        """Set the config to start the run with, unless the constructor was given one."""
-        self._given = {"config": config, **self._given}
-
-    def set_requested(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
-        """Set the arguments of `init_trackers`. A run that is open already continues unchanged, with a warning.
-
-        Raises `ConfigurationError` for an argument that `wandb.init` does not know.
-        """
-        requested, before = {"project": project, **init_kwargs}, self.requested
-        if not is_open:
-            check_init_arguments(init_kwargs, "init_trackers")
-            self._given = self.requested = requested
-            return
-        # Compared by their text, because `==` of a user's objects may do anything.
-        new = [name for name, value in requested.items() if name != "config" and repr(value) != repr(before.get(name))]
-        if new:
-            warnings.warn(
-                f"init_trackers was called again on rank {PartialState().process_index} with another "
-                f"{', '.join(map(repr, new))}, but its run is open and continues unchanged. To open another run, call "
-                "tracker.finish() on all ranks first.",
-                stacklevel=5,
-            )

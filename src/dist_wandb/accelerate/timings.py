@@ -15,9 +15,10 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
@@ -29,9 +30,6 @@ from dist_wandb.accelerate.start import current_mesh
 from dist_wandb.accelerate.wrapping import Wrapped, tracker_of
 from dist_wandb.session.sections import ForwardHook, StepTimings
 from dist_wandb.session.session import Session
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
@@ -63,7 +61,6 @@ class PreparedTimings:
         return StepTimings(self._session, is_sharded=is_sharded or bool(set(names) - {"dp_replicate"}))
 
     def measure(self, prepared: Iterable[Any]) -> None:
-        """Measure the models, optimizers and loaders among some objects; each once, even if it is passed again."""
         for one in prepared:
             if not isinstance(one, (torch.nn.Module, torch.optim.Optimizer, DataLoader)) or one in self._known:
                 continue

@@ -23,14 +23,14 @@ except ModuleNotFoundError as _error:
         f"DistWandbTracker needs Accelerate, but {_error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
     ) from _error
 
-from dist_wandb.accelerate.start import ConfigOnceStarted, LateJoin, TrackerArguments
+from dist_wandb.accelerate.start import INTEGRATION, ConfigOnceStarted, LateJoin
 from dist_wandb.accelerate.timings import REMEDY, TIMED, PreparedTimings
 from dist_wandb.accelerate.wrapping import NAME, name_as_scripts_do, register, tracker_of, wrap_accelerator
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import interception, wandb_media
-from dist_wandb.runs.null_run import EarlyRun, NullSummary
-from dist_wandb.runs.requested import WandbArguments
+from dist_wandb.runs.null_run import AnyRun, EarlyRun, NullSummary
+from dist_wandb.runs.requested import WandbArguments, check_init_arguments
 from dist_wandb.session.api import while_open
 from dist_wandb.session.config.targets import ConfigView
 from dist_wandb.session.registry import current, repr_with
@@ -43,8 +43,6 @@ from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from dist_wandb.runs.null_run import AnyRun
 
 _SHORT_WAIT = 1.0  # seconds for the job's store to answer where the caller wants an answer at once
 
@@ -122,8 +120,15 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
     ) -> None:
         GeneralTracker.__init__(self)  # the stock class's sets attributes that are properties here
         options = Options.among(locals())
-        self.arguments: TrackerArguments = TrackerArguments(init_kwargs, project, run_name)
-        self.late_join: LateJoin = LateJoin(options, self.arguments)
+        if run_name is not None and project not in (None, run_name):
+            raise ConfigurationError(
+                f"{INTEGRATION} was given project={project!r} and run_name={run_name!r}, which both name the W&B "
+                "project. Give one of them; for the name of the run pass name=."
+            )
+        project = run_name if project is None else project
+        arguments = {**({} if project is None else {"project": project}), **init_kwargs}
+        check_init_arguments(arguments, INTEGRATION)
+        self.late_join: LateJoin = LateJoin(options, arguments)
         self._last_run: AnyRun | None = None  # of the finished session
         self.ends_training = False  # whether `end_training` is called, as it should be on all ranks
         self.wraps = wrap
@@ -193,7 +198,7 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
             accelerator.trackers.append(tracker)
         name_as_scripts_do(tracker, accelerator)
         if config is not None:
-            tracker.arguments.set_config(config)
+            tracker.late_join.set_config(config)
         tracker.start()
         if config is not None and tracker.session.plan.primary:
             tracker.store_init_configuration(config)
@@ -209,19 +214,19 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
             own.session.finish()
             own.session = None
         if own.session is None and current() is not None:
-            own.session = while_open(self.arguments.merged, "init_trackers")
+            own.session = while_open(own.arguments, "init_trackers")
         if own.session is None:
             own.open()
 
     @property
     def run_name(self) -> str | None:
         """Name of the W&B project, under the name that Accelerate's own tracker uses."""
-        return self.arguments.merged.get("project")
+        return self.late_join.arguments.get("project")
 
     @property
     def init_kwargs(self) -> dict[str, Any]:
         """The arguments of `wandb.init` without the project."""
-        return {name: value for name, value in self.arguments.merged.items() if name != "project"}
+        return {name: value for name, value in self.late_join.arguments.items() if name != "project"}
 
     @property
     def run(self) -> AnyRun:
@@ -366,10 +371,9 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
                 # rank 0: labels "cat", "dog"; it writes one table, [[0, "cat"], [1, "dog"]] under rank, label
         """
         if gather:
-            value: Any = gathered_table(columns, data, dataframe, limit=limit)
+            self.log({table_name: gathered_table(columns, data, dataframe, limit=limit)}, step, **kwargs)
         else:
-            value = wandb_media.table(columns=columns, data=data, dataframe=dataframe)
-        self.log({table_name: value}, step, **kwargs)
+            super().log_table(table_name, columns, data, dataframe, step, **kwargs)
 
     def finish(self) -> None:
         """Finish the session of this rank; a second call does nothing. Called by `end_training` on all ranks.

@@ -8,7 +8,6 @@ affected.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,6 +18,7 @@ from accelerate import accelerator as accelerators
 from accelerate.tracking import GeneralTracker
 
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
+from dist_wandb.runs.interception import intercept, intercepted
 from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ STOCK_NAME = "wandb"
 _ALL = "all"
 _FILTER = "filter_trackers"
 _KNOWN = ("log_with", "logging_dir")
-_KNOWS = "__knows_dist_wandb__"
 _classes: list[type[DistWandbTracker]] = []  # that of our tracker, once it is registered
 
 
@@ -68,33 +67,28 @@ def register(tracker_class: type[DistWandbTracker]) -> None:
     # `Accelerator` resolves `log_with` by this function. It is replaced by one that does the same for all other values.
     # In a version in which it differs, only that version's own means work.
     original: Any = getattr(accelerators, _FILTER, None)
-    is_new = original is not None and not hasattr(original, _KNOWS)
+    is_new = original is not None and intercepted(accelerators, _FILTER) is None
     if is_new and tuple(inspect.signature(original).parameters) == _KNOWN:
-        setattr(accelerators, _FILTER, _filter_trackers(original))
+        intercept(accelerators, _FILTER, _filter_trackers)
 
 
-def _filter_trackers(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    @functools.wraps(original)
-    def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[Any]:
-        requested = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
-        for item in requested:
-            if isinstance(item, type) and getattr(item, "name", None) == NAME:
-                raise ConfigurationError(
-                    f"log_with has the class {item.__name__} instead of an object. Write {item.__name__}(), for "
-                    f"example Accelerator(log_with={item.__name__}())."
-                )
-        names = [None if isinstance(item, GeneralTracker) else str(item) for item in requested]
-        if _ALL in names:
-            found = [item for item in original(requested, logging_dir) if str(item) not in (NAME, STOCK_NAME)]
-            has_ours = any(isinstance(item, GeneralTracker) and item.name == NAME for item in found)
-            return found if has_ours else [*found, NAME]
-        if NAME in names:
-            others = [item for item, name in zip(requested, names, strict=True) if name != NAME]
-            return [*original(others, logging_dir), NAME]
-        return original(log_with, logging_dir)
-
-    setattr(filter_trackers, _KNOWS, True)
-    return filter_trackers
+def _filter_trackers(original: Callable[..., list[Any]], log_with: Any, logging_dir: Any = None) -> list[Any]:
+    requested = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+    for item in requested:
+        if isinstance(item, type) and getattr(item, "name", None) == NAME:
+            raise ConfigurationError(
+                f"log_with has the class {item.__name__} instead of an object. Write {item.__name__}(), for "
+                f"example Accelerator(log_with={item.__name__}())."
+            )
+    names = [None if isinstance(item, GeneralTracker) else str(item) for item in requested]
+    if _ALL in names:
+        found = [item for item in original(requested, logging_dir) if str(item) not in (NAME, STOCK_NAME)]
+        has_ours = any(isinstance(item, GeneralTracker) and item.name == NAME for item in found)
+        return found if has_ours else [*found, NAME]
+    if NAME in names:
+        others = [item for item, name in zip(requested, names, strict=True) if name != NAME]
+        return [*original(others, logging_dir), NAME]
+    return original(log_with, logging_dir)
 
 
 def tracker_of(accelerator: Accelerator) -> DistWandbTracker | None:
@@ -125,9 +119,9 @@ def _to_start(accelerator: Accelerator, project: str, arguments: Mapping[str, An
                 f"of the name {NAME!r}."
             )
         tracker = _replace_name(accelerator, _classes[0](project, **arguments))
-        tracker.arguments.requested = {"project": project, **arguments}
+        tracker.late_join.requested = {"project": project, **arguments}
     else:
-        tracker.arguments.set_requested(project, arguments, is_open=tracker.is_open)
+        tracker.late_join.set_requested(project, arguments, is_open=tracker.is_open)
     return tracker
 
 
@@ -149,7 +143,6 @@ def name_as_scripts_do(tracker: DistWandbTracker, accelerator: Accelerator) -> N
 
 
 def _own_arguments(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """From arguments by tracker name, return those for our tracker, and those for wandb's if ours replaces it."""
     stock = (kwargs or {}).get(STOCK_NAME, {}) if stands_in(accelerator.log_with) else {}
     return {**stock, **(kwargs or {}).get(NAME, {})}
 
@@ -235,7 +228,7 @@ def wrap_accelerator(
     remedy: str = _REMEDY,  # why a method is wrapped, and what to do without wrapping; the end of the error's sentence
 ) -> None:
     """Wrap methods of `Accelerator`, each once; raise `UnsupportedVersionError` for unknown ones."""
-    left = [name for name in methods if not hasattr(getattr(Accelerator, name, None), _KNOWS)]
+    left = [name for name in methods if intercepted(Accelerator, name) is None]
     for name in left:
         method, known = getattr(Accelerator, name, None), methods[name][0]
         found: tuple[str, ...] = ()
@@ -248,13 +241,4 @@ def wrap_accelerator(
                 f"DistWandbTracker knows it with {known}, and {remedy}."
             )
     for name in left:
-        setattr(Accelerator, name, _wrapping(getattr(Accelerator, name), methods[name][1]))
-
-
-def _wrapping(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def method(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
-        return instead(original, self, *args, **kwargs)
-
-    setattr(method, _KNOWS, True)
-    return method
+        intercept(Accelerator, name, methods[name][1])

@@ -48,7 +48,6 @@ def add_secrets_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_selection_arguments(parser: argparse.ArgumentParser) -> Any:
-    """Add the directories and the options that select runs; return the group of these options."""
     parser.add_argument(
         "what",
         metavar="DIR|RUN",
@@ -73,7 +72,6 @@ def add_selection_arguments(parser: argparse.ArgumentParser) -> Any:
 
 
 def directories_and_names(what: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the directories that were given, else the usual ones, and the names of runs; raise `ReadError` if none."""
     directories = [Path(text) for text in what if _is_path(text)]
     names = [text for text in what if not _is_path(text)]
     directories = directories or usual_directories()
@@ -91,7 +89,6 @@ def _is_path(text: str) -> bool:
 
 
 def selected(runs: Sequence[LocalRun], names: Sequence[str], arguments: argparse.Namespace) -> list[LocalRun]:
-    """Return the runs with one of the names, if any, that the options select."""
     found = chosen(runs, names, arguments.where, arguments.state)
     # A run that was resumed has several starts, of which `LocalRun.started` is the first.
     in_order = sorted(found, key=lambda run: max(part.started or "" for part in parts_of(run)))
@@ -115,12 +112,11 @@ def _address(text: str) -> str:
 
 
 def console() -> Console:
-    """Return a console with the width of the terminal, or without a limit if stdout is not a terminal."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every stream can show the blocks of a sparkline
     found = Console()
     if not found.is_terminal:
-        found.width = 10_000
+        found.width = 10_000  # nothing is cut
     return found
 
 
@@ -208,10 +204,7 @@ def _json_value(value: Any, shown: Callable[[str], str]) -> Any:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw a series, oldest value first, as at most `width` block characters: ``"▁▃▅▇█"``; NaN is a gap, ``·``.
-
-    Blocks are scaled between the smallest and the largest value; a constant series is a line at half height.
-    """
+    """Draw a series, oldest value first, between its smallest and its largest value, as at most `width` characters."""
     series = trend_of(values, width)
     halves = [value / 2 for value in series if math.isfinite(value)]  # the difference of two floats may overflow
     low, high = min(halves, default=0.0), max(halves, default=0.0)

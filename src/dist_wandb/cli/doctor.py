@@ -64,7 +64,6 @@ class Diagnosis:
     warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The diagnosis as JSON values, without the API key and the server's password."""
         found, server = asdict(self), self.setup.server
         setup = found["setup"]
         del setup["server"], setup["key"]
@@ -150,7 +149,6 @@ def _about_launchers(found: Diagnosis) -> Iterator[str]:
 
 
 def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher) -> Iterator[str]:
-    """Warn if ranks must exchange data, and whether they can."""
     # Of their process group, or of torchrun's agent.
     has_store = topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
     if not topology.knows_layout:
@@ -201,7 +199,6 @@ class Server:
 
 
 def ask(base_url: str, key: str | None, timeout: float) -> Server:
-    """Ask W&B's server for the owner of the API key, by its GraphQL query `viewer`, within `timeout` seconds."""
     query = json.dumps({"query": "query Viewer { viewer { username entity } }", "variables": {}}).encode()
     request = Request(f"{base_url.rstrip('/')}/graphql", query, {"Content-Type": "application/json"})  # noqa: S310
     if key:  # not sent to the target of a redirect

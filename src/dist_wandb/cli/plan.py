@@ -120,8 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _layout_of(arguments: argparse.Namespace) -> list[int]:
-    """Number of processes on each node."""
+def _layout_of(arguments: argparse.Namespace) -> list[int]:  # processes on each node
     if arguments.layout is not None:
         if arguments.nodes is not None or arguments.procs_per_node is not None:
             raise ConfigurationError(
@@ -175,10 +174,8 @@ def _rank(topology: Topology, plan: RunPlan, name: str | None, *, is_counted: bo
 
 
 def _table(ranks: Sequence[Mapping[str, Any]], layout: Sequence[int], *, each: bool) -> Table:
-    """One line per rank; else one for all ranks that do the same, with the first and the last value of each column.
-
-    Optional columns appear only if a rank has a value, and "numbers" if those of some ranks do not count.
-    """
+    # One line per rank; else one for all ranks that do the same, with the first and the last value of each column.
+    # Optional columns appear only if a rank has a value, and "numbers" if those of some ranks do not count.
     columns = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
     columns += ["numbers"] * any(rank["numbers"] == "left out" for rank in ranks)
     shown = table()

@@ -20,21 +20,7 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from dist_wandb.cli.command import (
-    Column,
-    add_command,
-    add_secrets_argument,
-    add_selection_arguments,
-    console,
-    directories_and_names,
-    fitting,
-    number,
-    number_of,
-    print_json,
-    selected,
-    table_of,
-    working,
-)
+from dist_wandb.cli import command
 from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, follow, matching, started_last
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
@@ -53,7 +39,7 @@ _MOST_CARDS = 5  # more runs are a table, unless --details is given
 
 
 def add_to(commands: Any) -> None:
-    parser = add_command(
+    parser = command.add_command(
         commands,
         "show",
         _run,
@@ -63,7 +49,7 @@ def add_to(commands: Any) -> None:
         "cannot be read.",
         example="wandb --last --metric 'val/*'",
     )
-    selection = add_selection_arguments(parser)
+    selection = command.add_selection_arguments(parser)
     selection.add_argument("--sort", metavar="KEY", help="sort by a value, such as val/loss")
     selection.add_argument("--reverse", action="store_true", help="reverse the order")
     content = parser.add_argument_group("what to show")
@@ -78,7 +64,7 @@ def add_to(commands: Any) -> None:
     view.add_argument("--compare", action="store_true", help="a line for each run, with the settings that differ")
     view.add_argument("--rows", nargs="+", metavar="NAME", help="the rows of the metrics with these names or patterns")
     view.add_argument("--follow", action="store_true", help="follow the last run, or the named runs, until they end")
-    add_secrets_argument(parser)
+    command.add_secrets_argument(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON, with NaN and infinities as strings")
     output.add_argument("--csv", action="store_true", help="print the rows of --rows as CSV")
@@ -86,14 +72,14 @@ def add_to(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    directories, names = directories_and_names(arguments.what)
+    directories, names = command.directories_and_names(arguments.what)
     patterns = arguments.metric or ["*"]
     wanted = ["*"] if arguments.where or arguments.sort else None if arguments.rows else patterns  # for statistics
-    with working("reading the runs"):
+    with command.working("reading the runs"):
         files, errors = runs_below(directories, wanted)
     all_runs = brought_together(files)
     arguments.last |= arguments.follow and not names
-    runs = selected(all_runs, names, arguments) if all_runs else []
+    runs = command.selected(all_runs, names, arguments) if all_runs else []
     if arguments.sort:
         runs = ordered(runs, arguments.sort, reverse=arguments.reverse)
     elif arguments.reverse:
@@ -101,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.follow:
         is_chosen = names or arguments.state or arguments.where
         files_named = {path.name for run in runs for path in run.files} if is_chosen else started_last(directories)
-        runs = follow(directories, files_named, patterns, console()) if files_named else runs
+        runs = follow(directories, files_named, patterns, command.console()) if files_named else runs
         followed = {path for run in runs for path in run.files}
         all_runs, errors = all_runs or runs, [error for error in errors if error[0] not in followed]
     if not arguments.secrets:
@@ -113,11 +99,11 @@ def _run(arguments: argparse.Namespace) -> int:
     elif arguments.json:
         unreadable = [{"path": str(path), "reason": str(error)} for path, error in errors]
         as_json = [run_as_json(run, patterns) for run in runs]
-        print_json({"directories": list(map(str, directories)), "runs": as_json, "unreadable": unreadable})
+        command.print_json({"directories": list(map(str, directories)), "runs": as_json, "unreadable": unreadable})
     else:
         is_table = arguments.compare or (len(runs) > _MOST_CARDS and not arguments.details)
-        _print(console(), runs, arguments.metric, is_table=is_table, is_sorted=bool(arguments.sort))
-        _print_end(console(), directories, runs, len(all_runs), errors)
+        _print(command.console(), runs, arguments.metric, is_table=is_table, is_sorted=bool(arguments.sort))
+        _print_end(command.console(), directories, runs, len(all_runs), errors)
     if not all_runs:
         below = " or ".join(repr(str(directory)) for directory in directories)
         raise ReadError(f"None of the runs below {below} could be read: the reasons are above.")
@@ -177,7 +163,6 @@ def _print_end(
     number_of_all: int,
     errors: Sequence[tuple[Path, ReadError]],
 ) -> None:
-    """Print the files that cannot be read, and a line that counts the runs."""
     for _, error in errors:
         out.print(Text.assemble(("✗ not readable  ", "red"), str(error), "\n"), soft_wrap=True)
     files = sum(len(run.files) for run in runs)
@@ -185,9 +170,9 @@ def _print_end(
     of_all = "" if len(runs) == number_of_all else f" of {number_of_all}"
     states = [run.state for run in runs]
     parts = [f"{states.count(state)} {words}" for state, (_, words) in STATES.items() if state in states]
-    parts += [f"{number_of(len(errors), 'file')} not readable"] if errors else []
+    parts += [f"{command.number_of(len(errors), 'file')} not readable"] if errors else []
     below = ", ".join(visible(str(directory)) for directory in directories)
-    counted = f"{number_of(len(runs), 'run')}{of_all}{in_files} below {below}"
+    counted = f"{command.number_of(len(runs), 'run')}{of_all}{in_files} below {below}"
     out.print(Text(": ".join([counted, ", ".join(parts)]) if parts else counted), soft_wrap=True)
 
 
@@ -236,7 +221,7 @@ def runs_table(jobs: Sequence[Sequence[LocalRun]], patterns: Sequence[str] | Non
         "writers": [Text(str(len(line.writers)) if len(line.writers) > 1 else "") for line in lines],
     }
     columns = [
-        Column(title, cells, _RANKS.get(title, 0), "right" if title in ("rows", "writers") else "left")
+        command.Column(title, cells, _RANKS.get(title, 0), "right" if title in ("rows", "writers") else "left")
         for title, cells in own.items()
         if title in ("", "run", "started", "rows") or any(cells)
     ]
@@ -245,12 +230,12 @@ def runs_table(jobs: Sequence[Sequence[LocalRun]], patterns: Sequence[str] | Non
     runs = [run for job in jobs for run in job]
     for rank, name in enumerate(differing(runs)[:_MOST_SETTINGS], start=1):
         cells = [Text(_cell(value_of(line, f"config.{name}"))) for line in lines]
-        columns.append(Column(_cell(name), cells, 2 * rank))
+        columns.append(command.Column(_cell(name), cells, 2 * rank))
     for rank, name in enumerate(_metrics_of(runs, patterns), start=1):
-        cells = [Text(number(line.metrics[name].last) if name in line.metrics else "") for line in lines]
-        columns.append(Column(_cell(name), cells, 2 * rank - 1))
-    shown, left_out = fitting(columns, width)
-    return Group(table_of(shown), *left_out)
+        cells = [Text(command.number(line.metrics[name].last) if name in line.metrics else "") for line in lines]
+        columns.append(command.Column(_cell(name), cells, 2 * rank - 1))
+    shown, left_out = command.fitting(columns, width)
+    return Group(command.table_of(shown), *left_out)
 
 
 def _metrics_of(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> list[str]:
@@ -266,16 +251,13 @@ def _metrics_of(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> lis
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return number(value)
+        return command.number(value)
     text = visible("" if value is None else str(value)[: 2 * _LONGEST])
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set[str]:
-    """Print the rows of metrics, by names or patterns, run by run, as ``"csv"``, ``"json"`` or ``"table"``.
-
-    Rows of names without patterns are printed while they are read. Returns the names that have values.
-    """
+    # Rows of names without patterns are printed while they are read. Returns the names that have values.
     named: set[str] = set()
     tables: list[tuple[LocalRun, list[str], Iterator[Sequence[Any]]]] = []
     if kind == "json" or any(re.search(r"[*?\[]", name) for name in names):
@@ -286,11 +268,11 @@ def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> set
         titles_of = [(run, list(dict.fromkeys((run.step_axis, *names)))) for run in runs]
         tables += [(run, titles, rows_of(run, titles, named)) for run, titles in titles_of]
     if kind == "json":
-        print_json([{"run_id": run.id, "project": run.project, "columns": own} for run, own in columns])
+        command.print_json([{"run_id": run.id, "project": run.project, "columns": own} for run, own in columns])
     if kind == "csv":
         _print_csv(tables)
     for run, titles, rows in tables if kind == "table" else ():
-        out = console()
+        out = command.console()
         out.print(Text.assemble("● ", (visible(run.id), "bold"), f"  {visible(run.name or '')}"), soft_wrap=True)
         _print_table(out, titles, rows)
         out.print()
@@ -301,11 +283,11 @@ def _print_table(out: Console, titles: Sequence[str], rows: Iterator[Sequence[An
     """Print rows while they are read; columns become wider where a later cell is."""
     batch = list(islice(rows, _ROWS_AT_ONCE))
     columns = [
-        Column(visible(title), [Text(_in_words(row[place])) for row in batch], place)
+        command.Column(visible(title), [Text(_in_words(row[place])) for row in batch], place)
         for place, title in enumerate(titles)
     ]
-    shown, left_out = fitting(columns, out.width)
-    out.print(Group(*left_out, table_of(shown)), crop=False)
+    shown, left_out = command.fitting(columns, out.width)
+    out.print(Group(*left_out, command.table_of(shown)), crop=False)
     widths = {column.rank: column.room - 2 for column in shown}
     while batch := list(islice(rows, _ROWS_AT_ONCE)):
         lines = [{place: _in_words(row[place]) for place in widths} for row in batch]
@@ -316,7 +298,6 @@ def _print_table(out: Console, titles: Sequence[str], rows: Iterator[Sequence[An
 
 
 def _print_csv(tables: Sequence[tuple[LocalRun, list[str], Iterator[Sequence[Any]]]]) -> None:
-    """Print one table for all runs, with the id of the run in the first column of each row."""
     titles = dict.fromkeys(title for _, titles, _ in tables for title in titles)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["run", *map(_text, titles)])
@@ -328,7 +309,7 @@ def _print_csv(tables: Sequence[tuple[LocalRun, list[str], Iterator[Sequence[Any
 
 def _as_cell(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return number(value)
+        return command.number(value)
     if isinstance(value, str):
         return _text(value)
     return json.dumps(value) if isinstance(value, dict | list | bool) else value
@@ -344,5 +325,5 @@ def _in_words(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return number(value)
+        return command.number(value)
     return visible(value if isinstance(value, str) else json.dumps(value))

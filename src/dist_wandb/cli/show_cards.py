@@ -123,7 +123,6 @@ def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> d
 
 
 def _metrics_table(run: LocalRun, patterns: Sequence[str], width: int) -> RenderableType:
-    """Return a table with one line per metric, which has its spread. Of many ranks, show the extremes."""
     wanted = matching(run.metrics, patterns)
     spreads = spreads_among(wanted) if list(patterns) == ["*"] else {}
     folded = {f"{name}/{kind}" for name in spreads for kind in SPREAD}
@@ -196,10 +195,7 @@ def started_last(directories: Sequence[Path]) -> set[str]:
 
 
 def follow(directories: Sequence[Path], names: set[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
-    """Show the runs of files with these names until they end, as cards on a terminal, else with a line for each change.
-
-    Returns their last state.
-    """
+    # Shows cards on a terminal, else a line for each change. Returns their last state.
     runs: list[LocalRun] = []
     if not out.is_terminal:
         for runs in _states(directories, names, patterns):
@@ -249,8 +245,7 @@ class _FollowedFile(Contents):
         self._records = read_records(path, follow=True, within=directory)
         self._changed = time.monotonic()
 
-    def read_on(self) -> bool:
-        """Read the records that were added; return whether there were any."""
+    def read_on(self) -> bool:  # whether there were new records
         has_records = False
         try:
             while not self.is_read and (record := next(self._records)) is not PAUSE:

@@ -144,10 +144,7 @@ class StoreConnection:
             ) from error
 
     def duplicate(self, store: Store, caller: TimedCaller | None) -> StoreConnection:
-        """Return a dedicated connection to the same store.
-
-        `store` is the store with a prefix of its keys, which the new connection has as well. Errors as for `call`.
-        """
+        # `store` is the store with a prefix of its keys, which the new connection has as well. Errors as for `call`.
         self.call(lambda: store.check(["-"]))  # fails immediately if the store is gone; connecting takes minutes
         port = getattr(self._tcp_store(), "port", 0)
         clone = store.clone  # type: ignore[attr-defined]  # missing in the stubs
@@ -159,7 +156,6 @@ class StoreConnection:
         return duplicate
 
     def own_address(self) -> str | None:
-        """Return the address from which this host reaches the store; `None` for a store without an address."""
         store = self._tcp_store()
         return None if store is None else address_towards(store.host, store.port)
 

@@ -38,12 +38,9 @@ def make_id() -> str:
 
 
 def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> Topology:
-    """Complete the layout of `topology` from the node names that all ranks publish.
-
-    All ranks call this. A rank that knows its layout publishes its name without waiting, because others may need it.
-    The last rank publishes the layout, so that the others poll a single key. Raises RendezvousError if a plan needs the
-    layout, and some ranks did not publish their node in time.
-    """
+    # All ranks call this. A rank that knows its layout publishes its name without waiting, because others may need it.
+    # The last rank publishes the layout, so that the others poll a single key. Raises RendezvousError if a plan needs
+    # the layout, and some ranks did not publish their node in time.
     nodes = RankValues(job_store, _NODE)
     if nodes.publish(node_identity()) and (names := nodes.try_get_all(_OPTIONAL_TIMEOUT)) is not None:
         _publish_layout(job_store, names)
@@ -90,11 +87,8 @@ def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
 def agree_on_base_id(
     job_store: JobStore | None, topology: Topology, requested: str | None, proposed: str | None, session_name: str
 ) -> str:
-    """Return the coordinator's base id on all ranks: `requested` by the user, otherwise `proposed`, otherwise random.
-
-    Only the coordinator's request is used, because scripts often generate an id in each process. Without a store, the
-    id depends on the session's name. Raises RendezvousError if there is no way to agree, and as `wait_base_id` does.
-    """
+    # Only the coordinator's request is used, because scripts often generate an id in each process. Without a store, the
+    # id depends on the session's name. Raises RendezvousError if there is no way to agree, and as `wait_base_id` does.
     if job_store is None and (known := requested or id_of_job(session_name, topology)):
         return known
     if job_store is None:
@@ -127,18 +121,15 @@ def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
 
 
 def refusal(job_store: JobStore) -> str | None:
-    """Return why the coordinator opens no run, if it has published that."""
     message = job_store.try_get(_BASE_ID)
     return message.get("refused") if isinstance(message, dict) else None
 
 
 def is_base_id_known(job_store: JobStore) -> bool:
-    """Return whether the coordinator has published the base id, or that there will be none."""
     return job_store.has([_BASE_ID])
 
 
 def wait_base_id(job_store: JobStore, topology: Topology, within: float | None = None) -> str:
-    """Wait for the coordinator's base id; raise ConfigurationError if the coordinator has refused."""
     message = job_store.wait_get(_BASE_ID, f"rank {topology.coordinator}", within)
     if isinstance(message, dict) and message.get("refused"):
         raise ConfigurationError(f"Rank {topology.coordinator} opens no run: {message['refused']}")

@@ -59,12 +59,9 @@ class JobStore:
 
     @classmethod
     def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> JobStore | None:
-        """Return access to the store of ``torch.distributed``, or of torchrun's agent; `None` if there is none yet.
-
-        Keys in the store of torchrun's agent, which outlives the processes, are of this attempt, or of all (`lasting`).
-        Other stores are of one start; its attempt may differ between nodes. Raises RendezvousError if torchrun's store
-        does not answer. So do all other methods if the store does not; see `StoreConnection.call`.
-        """
+        # `None` if there is none yet. Keys in the store of torchrun's agent, which outlives the processes, are of this
+        # attempt, or of all (`lasting`). Other stores are of one start; its attempt may differ between nodes. Raises
+        # RendezvousError if torchrun's store does not answer. So do all other methods if the store does not.
         launch, store = Launch.detect(), None
         dist: Any = sys.modules.get("torch.distributed")  # not imported: there is no group, and it would take seconds
         if dist is not None and dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
@@ -87,11 +84,8 @@ class JobStore:
         return _decoded(key, self.connection.call(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
     def beside(self, namespace: str, caller: TimedCaller | None = None) -> JobStore:
-        """Return access to keys with a further prefix, on a dedicated connection.
-
-        A thread that waits for an answer blocks its connection, which must not be the training's. `caller` limits the
-        time of calls on it.
-        """
+        # This is a dedicated connection: a thread that waits for an answer blocks its own, which must not be the
+        # training's. `caller` limits the time of calls on it.
         connection = self.connection.duplicate(self._store, caller)
         return self._part(connection.root, namespace, connection)
 
@@ -107,8 +101,7 @@ class JobStore:
         """Add a key to `own_keys` that this rank, or its process group, sets."""
         self.own_keys.add(f"{self._within}{key}")
 
-    def count(self, key: str) -> int:
-        """Increment a counter that all ranks share; return its new value."""
+    def count(self, key: str) -> int:  # its new value
         self.record_key(key)
         return int(self.connection.call(lambda: self._store.add(key, 1)))
 
@@ -127,8 +120,7 @@ class JobStore:
             return self.get_present([key], soon=soon).get(key)
         return None
 
-    def has(self, keys: list[str]) -> bool:
-        """Return whether all of these keys are set. Does not wait for other ranks."""
+    def has(self, keys: list[str]) -> bool:  # whether all are set
         return bool(self.connection.call(lambda: self._store.check(keys)))
 
     def get_present(self, keys: list[str], *, soon: bool = False) -> dict[str, Any]:
@@ -166,8 +158,7 @@ class SharedList:
         self._unread: list[int] = []
         self._lock = threading.Lock()  # an abandoned call may overlap with the next one
 
-    def append(self, value: Any) -> int:
-        """Append a value; return its index, starting at 1."""
+    def append(self, value: Any) -> int:  # its index, starting at 1
         index = self._keys.count(f"{self._name}/count")
         self._keys.publish(f"{self._name}/{index}", value)
         return index
@@ -183,8 +174,7 @@ class SharedList:
         if self._keys.count(f"{self._name}/of/{value}") == 1:
             self.append(value)
 
-    def count(self) -> int:
-        """Return the number of values, including those that are about to be set."""
+    def count(self) -> int:  # with those that are about to be set
         return int(self._keys.try_get(f"{self._name}/count") or 0)
 
     def read_new(self, *, soon: bool = False) -> list[Any]:
@@ -207,8 +197,7 @@ class SharedList:
 class RankValues(SharedList):
     """The list of one value from each rank. Only one rank should read them, and publish a summary."""
 
-    def publish(self, value: Any) -> bool:
-        """Publish the value of this rank; return whether it is the last one."""
+    def publish(self, value: Any) -> bool:  # whether it is the last one
         topology = self._keys.topology
         return self.append_one_of([topology.global_rank, value], topology.world_size)
 
@@ -227,8 +216,7 @@ class RankValues(SharedList):
         return sorted(set(range(self._keys.topology.world_size)) - dict(self.values).keys())
 
 
-def is_first(store: JobStore, key: str) -> bool:
-    """Claim a key for this rank; return whether no other rank has claimed it before."""
+def is_first(store: JobStore, key: str) -> bool:  # whether no other rank has claimed it before
     return bool(store.claim(key, store.topology.global_rank) == store.topology.global_rank)
 
 

@@ -91,11 +91,8 @@ def job_name(topology: Topology, environ: Environ = os.environ) -> str | None:
 
 
 def node_identity(environ: Environ = os.environ) -> str:
-    """Return a name of this node that is equal for all its processes and differs between nodes.
-
-    The host name is not sufficient: containers share names, and two nodes of a test may share a host. So the name
-    includes the kernel's boot id and the launcher's node rank.
-    """
+    # Equal for all processes of this node. The host name is not sufficient: containers share names, and two nodes of a
+    # test may share a host. So it includes the kernel's boot id and the launcher's node rank.
     node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))  # like Lightning's environment
     boot_id = ""
     with suppress(OSError):  # not Linux
@@ -167,10 +164,8 @@ def detected_launchers(environ: Environ = os.environ) -> list[DetectedLauncher]:
 
 
 def doubts_of(found: Sequence[DetectedLauncher], topology: Topology) -> list[str]:
-    """Return warnings about launchers that seem to have started this process as another rank than that of `topology`.
-
-    The topology is that of the launchers' variables.
-    """
+    # Warns of launchers that seem to have started this process as another rank than that of `topology`, that of their
+    # variables.
     used = next((launcher for launcher in found if launcher.status == "used"), None)
     doubts: list[str] = []
     for launcher in found:

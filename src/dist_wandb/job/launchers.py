@@ -35,8 +35,7 @@ class Readings:
         self.sources[name] = source
 
     @property
-    def missing(self) -> list[str]:
-        """Unknown fields that a process needs to know its rank."""
+    def missing(self) -> list[str]:  # that a process needs to know its rank
         return sorted({"global_rank", "world_size"} - self.values.keys())
 
     def agrees_with(self, other: Readings) -> bool:
@@ -57,7 +56,6 @@ class Launcher:
         return any(name in environ for name in self.present)
 
     def read(self, environ: Environ) -> Readings:
-        """Read the variables; raise TopologyError if one does not have the form that this launcher gives it."""
         readings = Readings({}, self.name)
         for name, variable in self.variables.items():
             if variable in environ:
@@ -100,8 +98,7 @@ class _Slurm(Launcher):
         is_number = re.fullmatch(r"[0-9]{1,20}", step)  # other values are valid steps as well
         return "SLURM_PROCID" in environ and not (is_number and int(step) >= _SLURM_BATCH_STEP)
 
-    def read(self, environ: Environ) -> Readings:
-        """Read the variables, including the tasks per node, which one variable lists for all nodes."""
+    def read(self, environ: Environ) -> Readings:  # with the tasks per node, which one variable lists for all nodes
         readings = super().read(environ)
         for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
             if variable in environ:
@@ -182,11 +179,9 @@ RANKS_ALONE = {
 
 
 def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
-    """Return the first launcher that gives the ranks, and its readings; `None` if no launcher is present.
-
-    Raises TopologyError if variables cannot be read, or are incomplete and no later launcher agrees with them and is
-    complete. For example, a batch script that exports WORLD_SIZE for its srun leaves such an incomplete set.
-    """
+    # Returns the first launcher that gives the ranks, and its readings; `None` if no launcher is present. Raises
+    # TopologyError if variables cannot be read, or are incomplete and no later launcher agrees with them and is
+    # complete. For example, a batch script that exports WORLD_SIZE for its srun leaves such an incomplete set.
     incomplete: Readings | None = None
     for launcher in LAUNCHERS:
         if not launcher.is_present(environ):
@@ -234,7 +229,6 @@ def complete(readings: Readings, environ: Environ) -> Readings:
 
 
 def integer(variable: str, text: str) -> int:
-    """Parse a variable as a whole number; raise TopologyError if it is none."""
     try:
         return int(text if len(text) <= _LONGEST_NUMBER else "")
     except ValueError:

@@ -45,11 +45,8 @@ def leave(job_store: JobStore, has_ended: Callable[[], bool]) -> None:
 
 
 def delete_stale_keys(job_store: JobStore, world_size: int) -> None:
-    """Delete the keys that this rank has set for sessions that all ranks have left, when it opens a new session.
-
-    Ranks open the sessions of an integration in the same order. So a rank that has left a session has left, or skipped,
-    all earlier ones.
-    """
+    # Ranks open the sessions of an integration in the same order. So a rank that has left a session has left, or
+    # skipped, all earlier ones.
     with suppress(RendezvousError):  # then the store is gone, with its keys
         for leftover in [known for known in _leftovers if not known.is_counted and known.has_ended()]:
             keys = _keys_at(job_store, leftover.namespace)
@@ -83,10 +80,8 @@ def is_over(job_store: JobStore) -> bool:
 
 
 def unended(job_store: JobStore) -> list[JobStore]:
-    """Return the keys of the sessions before this one that the coordinator, which opens them in order, has not ended.
-
-    They are its present one, if any, and those that it has not opened. The last one is first.
-    """
+    # The coordinator, which opens sessions in order, has a present one, if any, and has not opened the others. The last
+    # one is first.
     of_integration, number = place_of(job_store)
     ended = [one for one in numbers_in(of_integration.try_get(_OVER) or ()) if one < number]
     numbers = reversed(range(max(ended, default=0) + 1, number))

@@ -141,11 +141,8 @@ def poll(
     ranks: int = 1,
     sleep: Callable[[float], None] | None = None,
 ) -> _T | None:
-    """Call `query` until it returns something other than `None`, up to `within` seconds; return that, or `None`.
-
-    The pause between two calls doubles up to the longest one, in seconds; then it grows with the time waited. It is
-    longer if many `ranks` poll at the same time.
-    """
+    # Returns what `query` returns at last; `None` after `within` seconds. The pause between two calls doubles up to the
+    # longest one, in seconds; then it grows with the time waited. It is longer if many `ranks` poll at the same time.
     began, pause = time.monotonic(), first_pause(longest_pause, ranks)
     while (found := query()) is None and (waited := time.monotonic() - began) < within:
         (sleep or time.sleep)(min(pause, within - waited))
@@ -195,10 +192,7 @@ class BackgroundPoll(Generic[_T]):
         self._result: _T | None = None
 
     def result(self, within: float = 0.0) -> _T | None:
-        """Return the result, or `None` if there is none yet. Starts the next call if it is due.
-
-        Waits for the current call up to `within` seconds, but only once for each call.
-        """
+        # `None` if there is none yet. Waits for the current call up to `within` seconds, but only once for each call.
         if self._result is None and self._call is None and time.monotonic() >= self._next:
             new = _CallThread(self._query)
             with suppress(RuntimeError):

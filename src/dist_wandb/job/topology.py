@@ -191,8 +191,6 @@ _LAYOUT_FIELDS = ("local_rank", "node_rank", "local_world_size", "num_nodes")
 
 
 def _check(topology: Topology) -> None:
-    """Raise a TopologyError if a value is impossible, or two values contradict each other."""
-
     def named(name: str) -> str:
         return f"{name}={getattr(topology, name)} ({topology.origin(name)})"
 

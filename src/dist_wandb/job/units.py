@@ -24,11 +24,9 @@ _HOW = 'Give a ProcessGroup, a dimension of a DeviceMesh such as mesh["dp"], or 
 
 
 def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
-    """Return the global ranks of this rank's unit, sorted; a name and `None` are returned unchanged.
-
-    For ``init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))["dp"]``, they are ``(0, 2, 4, 6)`` on these
-    ranks, and ``(1, 3, 5, 7)`` on the others. Raises ConfigurationError if the argument does not name ranks.
-    """
+    # The ranks are sorted; a name and `None` are returned unchanged. For ``init_device_mesh("cpu", (4, 2),
+    # mesh_dim_names=("dp", "tp"))["dp"]``, they are ``(0, 2, 4, 6)`` on these ranks, and ``(1, 3, 5, 7)`` on the
+    # others.
     if unit is None or isinstance(unit, str):
         return unit
     dist, found = sys.modules.get("torch.distributed"), None
@@ -51,14 +49,7 @@ def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
 
 def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
     """Return the ranks of a mesh that differ from a global rank only along some dimensions; none outside the mesh."""
-    along = set(dimensions)
-    position = (mesh.mesh == rank).nonzero().tolist()
-    if not position:
-        return ()
-    part = tuple(
-        slice(None) if name in along else at for name, at in zip(mesh.mesh_dim_names or (), position[0], strict=True)
-    )
-    return tuple(sorted(mesh.mesh[part].flatten().tolist()))
+    return _along(mesh.mesh.numpy(), mesh.mesh_dim_names or (), set(dimensions), rank)
 
 
 def dimension_of(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
@@ -71,20 +62,22 @@ def dimension_of(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
 
 
 def ranks_along(sizes: Mapping[str, int], dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
-    """Return the ranks that differ from a global rank only along some dimensions of a mesh.
-
-    The last dimension of `sizes` varies fastest, as in torch's `init_device_mesh`: for ``{"dp": 4, "tp": 2}, ["dp"]``
-    and rank 3, they are ``(1, 3, 5, 7)``. Raises ConfigurationError if the mesh does not have a dimension.
-    """
+    # The last dimension of `sizes` varies fastest, as in torch's `init_device_mesh`: for ``{"dp": 4, "tp": 2}, ["dp"]``
+    # and rank 3, they are ``(1, 3, 5, 7)``.
     along = set(dimensions)
     if unknown := along - set(sizes):
         raise ConfigurationError(
             f"The mesh has no dimension {min(unknown)!r}. Its dimensions are {', '.join(map(repr, sizes))}."
         )
-    ranks, stride = [rank], math.prod(sizes.values())
-    for name, size in sizes.items():
-        stride //= size
-        if name in along:
-            first = [one - one // stride % size * stride for one in ranks]
-            ranks = sorted({one + at * stride for one in first for at in range(size)})
-    return tuple(ranks)
+    import numpy as np
+
+    ranks = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+    return _along(ranks, sizes, along, rank)
+
+
+def _along(ranks: Any, names: Iterable[str], along: set[str], rank: int) -> tuple[int, ...]:
+    place = list(zip(*(ranks == rank).nonzero(), strict=True))
+    if not place:
+        return ()
+    part = tuple(slice(None) if name in along else at for name, at in zip(names, place[0], strict=True))
+    return tuple(sorted(ranks[part].ravel().tolist()))

@@ -10,7 +10,6 @@ after another, as text, and looks for the dictionary that `_BaseIds` has added.
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import pickletools
@@ -24,6 +23,7 @@ import torch
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.lightning.name_spaces import OfLightning, loaded
 from dist_wandb.lightning.session_holder import holder_of
+from dist_wandb.runs.interception import intercept, intercepted
 from dist_wandb.runs.requested import check_id
 from dist_wandb.wandb_files.small_files import open_ordinary
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 KEY = "dist_wandb"
-_IS_OURS = "_dist_wandb_writes_base_ids"
 _SHARDED = "meta.pt"  # Lightning's file for everything but the parameters, in checkpoints that are directories
 MOST_BYTES = 64 * 2**20  # of a pickle, without data of tensors: names and shapes of 100,000 tensors are about 20 MiB
 MOST_OPCODES = 5_000_000  # in a pickle
@@ -43,8 +42,6 @@ _GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
 
 
 class _BaseIds(OfLightning):
-    """Writes base ids into a checkpoint. Without a state, because a Trainer without it would warn about that."""
-
     stock = "Callback"
 
     def __init__(self, ids: Mapping[str, str]) -> None:
@@ -65,27 +62,19 @@ def write_base_ids() -> None:
     # callbacks belongs to the user (Lightning's tuner also keeps and restores it). So `Trainer.save_checkpoint`, which
     # saves all checkpoints, is wrapped in its class: our callback is in the list only while a checkpoint is saved.
     for space in loaded():
-        if not hasattr(space.Trainer.save_checkpoint, _IS_OURS):
-            space.Trainer.save_checkpoint = _writing(space.Trainer.save_checkpoint)
+        if intercepted(space.Trainer, "save_checkpoint") is None:
+            intercept(space.Trainer, "save_checkpoint", _save_checkpoint)
 
 
-def _writing(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:  # a Trainer; its type lacks `callbacks`
-        holders = [holder for holder in map(holder_of, self.loggers) if holder is not None]
-        ids = {str(holder.number): holder.base_id for holder in holders if holder.session is not None}
-        if not ids:
-            original(self, *args, **kwargs)
-            return
-        callbacks: list[Any] = self.callbacks
-        self.callbacks = [*callbacks, _BaseIds(ids)]
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            self.callbacks = callbacks
-
-    setattr(save_checkpoint, _IS_OURS, True)
-    return save_checkpoint
+def _save_checkpoint(original: Callable[..., None], trainer: Any, *args: Any, **kwargs: Any) -> None:
+    holders = [holder for holder in map(holder_of, trainer.loggers) if holder is not None]
+    ids = {str(holder.number): holder.base_id for holder in holders if holder.session is not None}
+    callbacks: list[Any] = trainer.callbacks
+    trainer.callbacks = [*callbacks, _BaseIds(ids)] if ids else callbacks
+    try:
+        original(trainer, *args, **kwargs)
+    finally:
+        trainer.callbacks = callbacks
 
 
 def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only: bool) -> str:

@@ -14,9 +14,8 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.launch import Launch
 from dist_wandb.lightning import name_spaces
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
-from dist_wandb.lightning.launching import is_spawning, known_topology
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
-from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
+from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder, is_spawning, known_topology
 from dist_wandb.lightning.trainers import epoch_reductions, epoch_weights, measure, remember, trainer_of
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import requested
@@ -359,7 +358,7 @@ class DistWandbLogger(StockLogger):
         if status == "success":
             session.flush(together=True)  # on all ranks, so that users can read the values afterwards
         # After Ctrl-C, Lightning kills the ranks that it has started, and soon this one if it still waits for them.
-        if self._holder.launch.is_child or (error is KeyboardInterrupt and session.topology.world_size > 1):
+        if self._holder.is_child or (error is KeyboardInterrupt and session.topology.world_size > 1):
             self._holder.leave(None if status == "success" else 1)
             self._experiment = None
 

@@ -19,6 +19,7 @@ from abc import ABCMeta
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from operator import attrgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -38,7 +39,6 @@ _Item = TypeVar("_Item")
 LIGHTNING, PYTORCH_LIGHTNING = "lightning.pytorch", "pytorch_lightning"
 _EXTRAS = {LIGHTNING: "lightning", PYTORCH_LIGHTNING: "pytorch-lightning"}
 _FABRIC = "lightning_fabric"  # a part of the package pytorch_lightning
-_made: dict[Any, Any] = {}  # classes with base classes of Lightning, by what they are made from
 
 
 def loaded() -> list[Any]:
@@ -62,10 +62,8 @@ def check_installed(who: str) -> None:
 
 
 def imported(names: tuple[str, ...], who: str) -> Any:
-    """Import and return the first of the named name spaces that is installed.
-
-    Raises `MissingExtraError` if none is, or it lacks a package that it needs; `who` needs it.
-    """
+    # Returns the first one that is installed. Raises `MissingExtraError` if none is, or it lacks a package that it
+    # needs.
     missing: list[str] = []
     for name in names:
         try:
@@ -126,40 +124,33 @@ class OfLightning(metaclass=_Kind):
 
     @classmethod
     def in_use(cls) -> type[Self]:
-        """Return this class with the base classes of all name spaces that are in use."""
         names = (PYTORCH_LIGHTNING, LIGHTNING) if _FABRIC in sys.modules else (LIGHTNING, PYTORCH_LIGHTNING)
         spaces = loaded() or [imported(names, cls.__name__)]
         found = dict.fromkeys(attrgetter(cls.stock)(space) for space in spaces)
-        return cls._with(*(stock for stock in found if not issubclass(cls, stock)))
+        return cls.with_bases(*(stock for stock in found if not issubclass(cls, stock)))
 
     @classmethod
     def of(cls, name: str) -> type[Self]:
         """Return this class with the base class of one name space, which is imported."""
-        return cls._with(attrgetter(cls.stock)(imported((name,), cls.__name__)))
+        return cls.with_bases(attrgetter(cls.stock)(imported((name,), cls.__name__)))
 
     @classmethod
-    def _with(cls, *stock: type) -> type[Self]:
-        """Return this class with further base classes; the same one each time."""
-        made: type[Self] = _made.get((cls, stock), cls)
-        if stock and made is cls:
-            origin, before = vars(cls).get("_origin", (cls, ()))
-            copied = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-            names = {**copied, "_origin": (origin, (*before, *stock))}
-            made = _made[cls, stock] = types.new_class(
-                cls.__name__, (cls, *stock), None, lambda body: body.update(names)
-            )
-        return made
+    @cache  # the same class each time
+    def with_bases(cls, *stock: type) -> type[Self]:
+        """Return this class with further base classes."""
+        if not stock:
+            return cls
+        origin, before = vars(cls).get("_origin", (cls, ()))
+        copied = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+        names = {**copied, "_origin": (origin, (*before, *stock))}
+        return types.new_class(cls.__name__, (cls, *stock), None, lambda body: body.update(names))
 
 
 def _reduced(cls: _Kind) -> str | tuple[Any, ...]:
     home, origin = vars(cls).get("_home"), vars(cls).get("_origin")
     if home is not None:
         return resolve_name, (home,)
-    return cls.__qualname__ if origin is None else (_with_bases, origin)
-
-
-def _with_bases(cls: type[OfLightning], stock: tuple[type, ...]) -> type[OfLightning]:
-    return cls._with(*stock)
+    return cls.__qualname__ if origin is None else (origin[0].with_bases, origin[1])
 
 
 copyreg.pickle(_Kind, _reduced)
@@ -187,8 +178,7 @@ def stock_method(logger: Any, name: str) -> Callable[..., None]:
     return types.MethodType(inspect.unwrap(bound.__func__), logger)
 
 
-def file_policy(logger: DistWandbLogger, policy: str) -> dict[str, Any]:
-    """Return the argument `add_file_policy` if the stock logger has it: in Lightning 2.6 and newer."""
+def file_policy(logger: DistWandbLogger, policy: str) -> dict[str, Any]:  # Lightning 2.6 and newer have it
     if "add_file_policy" in inspect.signature(stock_method(logger, "__init__")).parameters:
         return {"add_file_policy": policy}
     if policy != "mutable":

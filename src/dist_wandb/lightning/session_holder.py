@@ -1,4 +1,4 @@
-"""The session of one logger, and `logger.experiment` on a rank without a run.
+"""The session of one logger, what a logger knows before that, and `logger.experiment` on a rank without a run.
 
 The session is opened once the ranks are known, also by copies of the logger in other processes.
 
@@ -10,45 +10,48 @@ A logger is created before the Trainer has started its processes, so its session
 - *Final.* The ranks are known, from torch.distributed or a launcher. The session stays open until the end.
 
 A copy of the logger in a process of ddp_spawn begins without a session, and with the run of its parent, if the parent
-holds one for all of them (`LaunchState`): so fit and test are one run in `auto` mode. In other modes the new processes
+holds one for all of them: so fit and test are one run in `auto` mode. In other modes the new processes
 of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over the run of
 another logger of this process. A copy within a process shares the final session, and so does a logger that uses the run
 of another one: with sessions of their own, rows of the two would be in another order on each rank.
+
+While Lightning may still start processes of the script, the main process passes base ids to the further processes that
+the ddp strategy starts (`ScriptIds`), and config and metadata of a run that is open already, because scripts may read
+them before `fit`.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
+import os
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
+from types import FrameType
+from typing import Any
 from weakref import WeakValueDictionary
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.errors import ConfigurationError, TopologyError
 from dist_wandb.job.job_identity import make_id
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.topology import Topology
-from dist_wandb.lightning import launching
-from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
+from dist_wandb.job.units import Mesh
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
-from dist_wandb.runs.null_run import EarlyRun, NullPart
+from dist_wandb.runs.null_run import AnyRun, EarlyRun, NullPart, Run
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.config.targets import ConfigView, EarlyConfig
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.session import Session
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from dist_wandb.job.units import Mesh
-    from dist_wandb.runs.null_run import AnyRun, Run
-    from dist_wandb.settings.options import Options
-    from dist_wandb.settings.plan import RunPlan
+from dist_wandb.settings.config_values import given_values
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RunPlan
 
 INTEGRATION = "DistWandbLogger"
 _STOCK_PROJECT = "lightning_logs"  # the default of both loggers, which nobody has asked for
@@ -65,13 +68,84 @@ GIVE_BACK = frozenset(
 _final: WeakValueDictionary[tuple[int, int], Session] = WeakValueDictionary()
 
 
+def is_spawning() -> bool:
+    """Whether this process is pickling objects for a process that it starts."""
+    return get_spawning_popen() is not None
+
+
+def known_topology() -> Topology | None:
+    """The topology of this rank; `None` while the Trainer may still start processes, or has not numbered them."""
+    group = inherited_rank.in_group()
+    if group is not None:
+        return group
+    with suppress(TopologyError):  # the launcher's variables are incomplete: Lightning numbers the ranks later
+        topology, rank_holder = inherited_rank.known()
+        return None if rank_holder is None and Launch.detect().is_lightning_child else topology
+    return None
+
+
+class ScriptIds:
+    """Base ids that Lightning's main process passes to the further processes of the script, one per logger.
+
+    These processes need the id before a process group exists, and know only that the main process is their parent. So
+    the main process leaves its ids in a note (`inherited_rank.tell`).
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._offered: list[str] = []  # as JSON, for each logger: its base id, perhaps with what to tell of its run
+        self._written_by: int | None = None  # the process that wrote the file
+
+    def next_id(self, proposal: str) -> tuple[int, str]:
+        """Return number and base id of the next logger: the parent's id, else `proposal`, which is then passed on."""
+        number, self._next = self._next, self._next + 1
+        if not Launch.detect().is_lightning_child:
+            self.offer(number, proposal)
+            return number, proposal
+        return number, self._offer_of_parent(number)[0] or proposal
+
+    def run_of(self, number: int) -> Mapping[str, Any]:
+        """Return what the main process has told of the run of logger `number`; nothing if it has not opened it."""
+        run = self._offer_of_parent(number)[1] if Launch.detect().is_lightning_child else None
+        return run if isinstance(run, dict) else {}
+
+    def offer(self, number: int, base_id: str, run: Mapping[str, Any] | None = None) -> None:
+        """Pass the base id of logger `number`, and what to tell of its run, to processes started from now on."""
+        if self._written_by != os.getpid():
+            self._offered, self._written_by = [], os.getpid()
+        self._offered += ['""'] * (number + 1 - len(self._offered))
+        self._offered[number] = json.dumps(base_id if run is None else [base_id, run])
+        with suppress(OSError):  # without the note, further processes get the id once there is a process group
+            inherited_rank.tell("ids", f"[{', '.join(self._offered)}]")
+
+    def _offer_of_parent(self, number: int) -> tuple[str, Any]:
+        """The base id and the run of a logger, in the note of the parent process."""
+        offered = inherited_rank.told("ids", os.getppid()) or []
+        offer = offered[number] if number < len(offered) else ""
+        base_id, run = offer if isinstance(offer, list) else (offer, None)
+        return base_id, run
+
+
+script_ids: ScriptIds = ScriptIds()
+
+
+def told_of(run: AnyRun) -> dict[str, Any]:
+    """Return what further processes of the script are told of a run: its config, without secrets, and its metadata."""
+    config = run_metadata.arguments_for_others({"config": given_values(getattr(run, "config", None))})
+    return {**config, "metadata": run_metadata.metadata_of(run)}
+
+
 class SessionHolder:
     """Opens and holds the session of one logger."""
 
     def __init__(self, options: Options, arguments: dict[str, Any], *, is_offline: bool) -> None:
         self.options: Options = options
         self.session: Session | None = None  # once it is open
-        self.launch: LaunchState = LaunchState()
+        self.home: int = os.getpid()  # id of the process that created the logger
+        self.is_announced = False  # whether the line at the start was printed, or is left to a child process
+        self._has_children = False  # whether child processes open the runs
+        self._parents_run: bytes | None = None  # the pickled run of the process that pickled this logger, if it had one
+        self._location: str | None = None  # address or directory of that run, which this process cannot determine
         self._arguments = arguments  # of `wandb.init`, as the stock logger has them
         self._is_offline = is_offline
         self._requested_id: str | None = arguments.get("id")
@@ -79,39 +153,57 @@ class SessionHolder:
         self.axis: str | None = None if arguments.get("sync_tensorboard") else _STEP_METRIC
         self.number: int  # index of the logger in the script
         self.base_id: str  # of all runs, as far as it is known here
-        self.number, self.base_id = launching.script_ids.next_id(self._requested_id or make_id())
-        is_main = self.launch.is_first_process and not Launch.detect().is_lightning_child
+        self.number, self.base_id = script_ids.next_id(self._requested_id or make_id())
+        is_main = self.is_first_process and not Launch.detect().is_lightning_child
         if self._requested_id is None and is_main:  # an earlier start of the job may be continued
             earlier = RestartStore(
                 f"{INTEGRATION}/{self.number}", self.options, Topology.single(), self._arguments
             ).find()
             if earlier is not None:
                 self.base_id = earlier.record.base_id
-                launching.script_ids.offer(self.number, self.base_id)
+                script_ids.offer(self.number, self.base_id)
+
+    @property
+    def is_first_process(self) -> bool:
+        """Whether this would be the process of a world of one, as far as is known before the Trainer starts."""
+        rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
+        return rank == 0 and not Launch.detect().node_rank and not self._has_children
+
+    @property
+    def is_child(self) -> bool:
+        """Whether a spawn or fork strategy created this process, which ends with the Trainer's call."""
+        return os.getpid() != self.home
 
     def for_copy(self, run: Run | None) -> SessionHolder:
-        """Return the holder for a copy of the logger. Arguments as in `LaunchState.for_copy`."""
+        """Return the holder for a copy of the logger, such as in a spawned process; `run` is open in this process."""
         copied = SessionHolder.__new__(SessionHolder)
-        copied.__dict__.update(self.__dict__, session=None, launch=self.launch.for_copy(run))
+        copied.__dict__.update(
+            self.__dict__,
+            session=None,
+            _has_children=False,
+            _parents_run=wandb_private.pickled_run(run) or self._parents_run,
+            _location=run_metadata.location(run) if run is not None else self._location,
+        )
+        self.is_announced = self.is_announced or is_spawning()  # rank 0, which is spawned first, prints the line
         return copied
 
     def prepare_spawn(self, run: Run | None) -> None:
         """Let the spawned processes open the runs; raise if one is open here, but they need runs of their own."""
         if is_spawning() and self.session is None:
-            self.launch.has_children = True
+            self._has_children = True
         elif is_spawning() and run is not None:
             raise _opened_too_early(run.id, self.options.run_mode, "its own runs in those processes")
 
     @cached_property
     def early_config(self) -> dict[str, Any]:
         """Before the session is open, what this rank was given, a sweep's values and rank 0's. It may be changed."""
-        theirs = run_metadata.with_own_secrets(launching.script_ids.run_of(self.number), self._arguments)
+        theirs = run_metadata.with_own_secrets(script_ids.run_of(self.number), self._arguments)
         return {**run_metadata.chosen_config(self._arguments), **sweeps.values(), **theirs.get("config", {})}
 
     def early_metadata(self) -> dict[str, Any]:
         """Before the session is open, the metadata that this rank requests, then that of rank 0's run."""
         arguments, run_id = sweeps.trial_arguments(self._arguments), sweeps.trial_id() or self.known_id
-        theirs = run_metadata.from_json(launching.script_ids.run_of(self.number).get("metadata", {}))
+        theirs = run_metadata.from_json(script_ids.run_of(self.number).get("metadata", {}))
         return {**run_metadata.as_requested(arguments, run_id, is_offline=self._is_offline), **theirs}
 
     @property
@@ -119,14 +211,12 @@ class SessionHolder:
         """Id of the run that receives this rank's numbers, if it is known; else the requested id."""
         if self.session is not None:
             return self.session.id
-        knows_base_id = self.launch.has_children or Launch.detect().is_lightning_child
+        knows_base_id = self._has_children or Launch.detect().is_lightning_child
         return self.base_id if knows_base_id else self._requested_id
 
     def open(self, run: Run | None) -> Session | None:
-        """Return the session once the ranks are known; until then, in the first process, a session of a world of one.
-
-        `run` is the one that is open in this process: of the provisional session, or the user's.
-        """
+        # Until the ranks are known, this is, in the first process, a session of a world of one. `run` is the one that
+        # is open in this process: of the provisional session, or the user's.
         session = self.session
         if session is not None and session.topology.world_size > 1:
             if not session.has_store:  # checked first, because this method is called for every row
@@ -135,34 +225,34 @@ class SessionHolder:
         topology = known_topology() if session is None else inherited_rank.in_group()
         if session is not None and (topology is None or topology.world_size == 1):
             return session
-        if topology is None and not self.launch.is_first_process:
+        if topology is None and not self.is_first_process:
             return None
         return self._open(topology or Topology.single(), run)
 
     def leave(self, exit_code: int | None) -> None:
         """Finish the session, unless other loggers of this process use it."""
         session, self.session = self.session, None
-        _final.pop((self.number, self.launch.home), None)
+        _final.pop((self.number, self.home), None)
         if session is not None and session not in _final.values():
             session.finish(exit_code=exit_code)
 
     def announce(self) -> None:
         """Print the line at the start, once it is final: a world of one may grow until the first row is logged."""
-        if self.session is not None and not self.launch.is_announced:
-            self.launch.is_announced = True
-            self.session.announce(self.launch.location)
+        if self.session is not None and not self.is_announced:
+            self.is_announced = True
+            self.session.announce(self._location)
 
     def _open(self, topology: Topology, run: Run | None) -> Session:
         if topology.world_size > 1:
             self.options = self.options.in_mesh(_mesh_in_use(), topology.global_rank)
-        if self.launch.is_child and topology.global_rank and self.options.is_run_of_rank_0:
+        if self.is_child and topology.global_rank and self.options.is_run_of_rank_0:
             wandb_private.leave_run()
             run = None
         provisional, running = self.session, run_metadata.running_run()
         final = self._final_session() if topology.world_size > 1 else None
         if final is not None:
-            self.session, self.launch.is_announced = final, True
-            _final[self.number, self.launch.home] = final
+            self.session, self.is_announced = final, True
+            _final[self.number, self.home] = final
             if provisional is not None:
                 provisional.release()
             return final
@@ -186,7 +276,7 @@ class SessionHolder:
             proposed_id=proposed_id,
             adopt=lambda plan: self._adopt(available, plan),
             # Not in a fork: the parent process continues to use the run.
-            owns_adopted=provisional is not None and provisional.owns_run and not self.launch.is_child,
+            owns_adopted=provisional is not None and provisional.owns_run and not self.is_child,
             create_new=topology.world_size > 1 or is_another,
             led_by_trainer=True,  # which catches SIGTERM to save a checkpoint
             may_restart=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as stock
@@ -197,16 +287,16 @@ class SessionHolder:
             session.run.define_metric("*", step_metric="global_step")  # tensorboard's, as the stock logger
         self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
         if topology.world_size == 1:
-            launching.script_ids.offer(self.number, str(self.base_id), told_of(session.run))
+            script_ids.offer(self.number, str(self.base_id), told_of(session.run))
         else:
-            _final[self.number, self.launch.home] = session
+            _final[self.number, self.home] = session
             session.expect_config(vars(self).get("early_config", {}))
             self.announce()
         return session
 
     def _final_session(self) -> Session | None:
         """The session of a copy of this logger, or of the logger whose run this one uses."""
-        mine = _final.get((self.number, self.launch.home))
+        mine = _final.get((self.number, self.home))
         if mine is not None and mine in open_sessions():
             return mine
         for other in open_sessions():
@@ -249,7 +339,7 @@ class SessionHolder:
     def _adopt(self, available: Run | None, plan: RunPlan) -> Run | None:
         """The run to use instead of opening one: `available`, or the parent's in a process of ddp_spawn."""
         if available is None:
-            parents_run = self.launch.parents_run
+            parents_run = self._parents_run
             return wandb_private.unpickled_run(parents_run) if parents_run and plan.run_mode == "auto" else None
         if self.session is not None and (plan.shared or plan.run_id != available.id):
             raise _opened_too_early(available.id, plan.run_mode, f"the run {plan.run_id!r} here")

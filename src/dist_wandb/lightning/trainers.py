@@ -29,15 +29,13 @@ from lightning_utilities.core.rank_zero import WarningCache
 
 from dist_wandb.lightning.name_spaces import OfLightning, is_a, loaded
 from dist_wandb.lightning.session_holder import holder_of
-from dist_wandb.session.sections import ForwardHook, StepTimings
+from dist_wandb.session.sections import ForwardHook, Part, StepTimings
 from dist_wandb.session.session import Session
+from dist_wandb.settings.reduction import Reduction
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from torch import Tensor, nn
-
-    from dist_wandb.session.sections import Part
-    from dist_wandb.settings.reduction import Reduction
 
 _ADVICE = re.compile(r"It is recommended to use `self\.log\((.+), \.\.\., sync_dist=True\)`")
 _NOT_AS_EXPECTED = (AttributeError, TypeError, ValueError, LookupError, ReferenceError, RuntimeError)  # or no Trainer
@@ -129,11 +127,8 @@ def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, 
 
 
 def epoch_reductions(module: nn.Module | None, names: Container[str]) -> dict[str, Reduction]:
-    """Return the reductions over ranks that Lightning would use for names of a row, where they are not means.
-
-    With `sync_dist=True`, ``self.log(..., reduce_fx="max")`` is the maximum over batches and ranks. Numbers that
-    Lightning has reduced like this are equal on all ranks, and have the mean.
-    """
+    # Only those that are not means. With `sync_dist=True`, ``self.log(..., reduce_fx="max")`` is the maximum over
+    # batches and ranks. Numbers that Lightning has reduced like this are equal on all ranks, and have the mean.
     found: dict[str, Reduction] = {}
     with suppress(*_NOT_AS_EXPECTED):
         results: Any = cast("Any", module).trainer._results

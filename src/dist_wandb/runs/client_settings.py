@@ -51,18 +51,17 @@ _RETRY_LIMITS = {f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "F
 
 
 def client_settings() -> wandb.Settings:
-    """Return W&B's settings outside of any run, which W&B reads once; ConfigurationError if wandb refuses them."""
     import wandb
 
     check_workspace()
     try:
-        return wandb.setup().settings
+        return wandb.setup().settings  # read once by W&B, outside of any run
     except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
         raise ConfigurationError(without_values(error)) from None
 
 
 def check_workspace() -> None:
-    """Refuse a settings file of the current directory that would block wandb forever (a pipe), or is too large."""
+    # A pipe would block wandb forever.
     for path in workspace_settings():
         with suppress(OSError):  # usually it does not exist
             found = path.stat()  # links to files are allowed, as by wandb
@@ -79,13 +78,11 @@ def workspace_settings() -> list[Path]:
 
 
 def own_entities() -> frozenset[str]:
-    """Return the owners of runs that the user has set: by `WANDB_ENTITY`, or in the user's own settings file."""
     # A settings file of the current directory does not count: it may be a stranger's.
     return frozenset(filter(None, (os.environ.get("WANDB_ENTITY"), *users_values("entity").values())))
 
 
-def users_values(name: str) -> dict[str, str]:
-    """Return a setting by path, from the user's own files that have it. Older versions of wandb read only the last."""
+def users_values(name: str) -> dict[str, str]:  # by path, from the user's own files
     directories = filter(None, (os.environ.get("WANDB_CONFIG_DIR"), "~/.config/wandb"))
     with suppress(RuntimeError):  # there is no home directory
         paths = [Path(directory).expanduser() / "settings" for directory in directories]
@@ -93,8 +90,7 @@ def users_values(name: str) -> dict[str, str]:
     return {}
 
 
-def workspace_values(name: str) -> dict[str, str]:
-    """Return a setting by path, from the current directory's files that have it: they may be a stranger's."""
+def workspace_values(name: str) -> dict[str, str]:  # by path
     return _values(name, workspace_settings(), read_small)
 
 
@@ -154,22 +150,19 @@ def state_directory() -> Path:
 
 @contextmanager
 def hidden_values() -> Iterator[None]:
-    """Replace pydantic's errors about W&B's settings by ours: they repeat the values, such as a password."""
     try:
         yield
     except ValueError as error:
         if refusal := _refusal(error):
-            raise refusal from None
+            raise refusal from None  # pydantic repeats the values, such as a password
         raise
 
 
 def without_values(error: Exception) -> str:
-    """Return the message of an error on one line, without the values that pydantic repeats: they may be secrets."""
-    return str(_refusal(error) or one_line(error))
+    return str(_refusal(error) or one_line(error))  # pydantic repeats values, which may be secrets
 
 
-def _refusal(error: Exception) -> ConfigurationError | None:
-    """Return an error that names the invalid settings of pydantic's error without their values; `None` for others."""
+def _refusal(error: Exception) -> ConfigurationError | None:  # `None` if it is none of pydantic's
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return None
@@ -185,7 +178,6 @@ def one_line(error: BaseException) -> str:
 
 
 def inherits_service() -> bool:
-    """Return whether `WANDB_SERVICE` names the wandb process of another process."""
     # The service writes the process id of its owner into the variable.
     owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
     return owner is not None and int(owner[1]) != os.getpid()
@@ -232,12 +224,8 @@ def setup(find_mode: Callable[[], str], trusted: str | None = None) -> Setup:
 
 
 def destination(trusted: str | None = None) -> Destination:
-    """Determine which server W&B's client would connect to, its source, and whether the API key may go there.
-
-    If the `refusal` of the result is not empty, neither the key nor runs may go there. `trusted` is the address that
-    the user has allowed. Raises `ConfigurationError` if wandb refuses its settings, or the address is ambiguous.
-    Contacts no server.
-    """
+    # Contacts no server. `trusted` is the address that the user has allowed. With a `refusal`, neither the key nor runs
+    # may go there.
     settings = client_settings()
     url = str(settings.base_url)
     if not is_address(url):
@@ -253,10 +241,7 @@ def destination(trusted: str | None = None) -> Destination:
 
 
 def refusal_of(url: str, source: str, *, is_named: bool, trusted: str | None = None) -> str:
-    """Return why the API key may not go to a server, and what to do, as text; empty if it may.
-
-    `is_named`: the user has named the server. `trusted` is the address that the user has allowed by `TRUST_OPTION`.
-    """
+    # `is_named`: the user has named the server. `trusted` is the address that the user has allowed by `TRUST_OPTION`.
     shown = without_password(url)
     is_open = urlsplit(url).scheme != "https" and not is_loopback(url)  # data can be read on the way
     if (is_named and not is_open) or (trusted is not None and is_same_server(trusted, url)):
@@ -292,8 +277,7 @@ def _source_of(url: str) -> tuple[str, bool]:
     return "wandb's settings", False
 
 
-def _in_netrc(url: str) -> tuple[str | None, str | None, bool]:
-    """Return a server's key in the user's netrc, the path of that file, and whether it is the key of this very host."""
+def _in_netrc(url: str) -> tuple[str | None, str | None, bool]:  # the key, its file, and whether it is this host's
     parts = urlsplit(url)
     for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
         with suppress(OSError, RuntimeError, NetrcParseError):

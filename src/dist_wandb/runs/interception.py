@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dist_wandb.runs.null_run import SETTABLE, AnyRun, LikeRun, NullPart, NullRun, is_private_name, public_names
 from dist_wandb.runs.requested import reinit
 from dist_wandb.runs.run_metadata import running_run
+from dist_wandb.settings.options import Current
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,7 +54,7 @@ class Interception:
 
         def method(*args: Any, **kwargs: Any) -> Any:
             handlers = self.handlers  # without handlers, an old reference to this method calls the original
-            if not handlers or (id(self.owner), self._name) in _thread.bypassed:
+            if not handlers or (id(self.owner), self._name) in _bypassed():
                 return self.original(*args, **kwargs)
             return handlers[-1](self.original, *args, **kwargs)
 
@@ -76,7 +77,6 @@ class Interception:
 
 
 def _put(owner: object, name: str, value: Any) -> None:
-    """Set an attribute of an object itself, or delete it if the value is `None`."""
     if isinstance(owner, type):
         setattr(owner, name, value)  # a class that has the method itself
     elif value is None:
@@ -86,45 +86,35 @@ def _put(owner: object, name: str, value: Any) -> None:
 
 
 _MARK = "__intercepted_by_dist_wandb__"
+_NONE: tuple[tuple[int, str], ...] = ()
+_bypassed = Current("bypassed", _NONE)  # methods of objects whose handlers are skipped in this thread
 
 
 def intercept(owner: object, name: str, handler: Handler) -> Callable[[], None]:
     """Call `handler` in place of a method of this object only, until the returned function is called."""
-    return (_found(owner, name) or Interception(owner, name)).add(handler)
+    return (intercepted(owner, name) or Interception(owner, name)).add(handler)
 
 
 def intercept_all(handlers: Iterable[tuple[Any, str, Handler]]) -> list[Callable[[], None]]:
-    """Call handlers in place of those methods of objects that exist."""
     return [intercept(owner, name, handler) for owner, name, handler in handlers if hasattr(owner, name)]
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
     """Return the method of an object without our handlers; if others have replaced it, their replacement."""
-    interception = _found(owner, name)
+    interception = intercepted(owner, name)
     if interception is not None:
         return interception.original
     method: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(method)
     def bypass(*args: Any, **kwargs: Any) -> Any:
-        _thread.bypassed.append((id(owner), name))
-        try:
+        with _bypassed.by((*_bypassed(), (id(owner), name))):
             return method(*args, **kwargs)
-        finally:
-            _thread.bypassed.remove((id(owner), name))
 
     return bypass
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.bypassed: list[tuple[int, str]] = []  # methods of objects whose handlers are skipped in this thread
-
-
-_thread = _Thread()
-
-
-def _found(owner: object, name: str) -> Interception | None:
+def intercepted(owner: object, name: str) -> Interception | None:
     method = getattr(owner, "__dict__", {}).get(name)
     found = getattr(method, "__dict__", {}).get(_MARK)
     # wandb's functions are methods of its run, which may be intercepted itself, or its class.
@@ -155,8 +145,6 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
 
 
 def logs_first(log: Callable[..., None]) -> Handler:
-    """Return a handler of a run's `log` that passes the row to a session's."""
-
     def log_first(_log: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any) -> None:
         log(data, step, commit=commit)
 
@@ -177,11 +165,9 @@ def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
         else:
             handler(original, *args, **kwargs)
 
-    undo = intercept(Run, "log", log_of_new)
-    try:
+    with ExitStack() as until_open:
+        until_open.callback(intercept(Run, "log", log_of_new))
         yield
-    finally:
-        undo()
 
 
 def _serve(run: NullRun) -> Callable[[], None]:
@@ -197,10 +183,10 @@ def _serve(run: NullRun) -> Callable[[], None]:
 
     class Finder(MetaPathFinder):
         def find_spec(self, name: str, *_path_and_target: object) -> ModuleSpec | None:
-            """Return what the finders after this one find: perhaps only to see whether wandb is installed."""
             finders = list(sys.meta_path)
             if name != "wandb" or self not in finders:
                 return None
+            # By the finders after this one, perhaps only to see whether wandb is installed.
             found = (finder.find_spec(name, None, None) for finder in finders[finders.index(self) + 1 :])
             spec = next(filter(None, found), None)
             if spec is not None and spec.loader is not None:
@@ -228,8 +214,7 @@ _turn = threading.RLock()  # a signal handler may end a session on the thread th
 def _use(run: NullRun) -> Callable[[], None]:
     module, process = sys.modules["wandb"], os.getpid()
 
-    def is_current() -> bool:
-        """Return whether the stand-in is the current run: not beside the script's own one, nor in a fork."""
+    def is_current() -> bool:  # not beside the script's own run, nor in a fork
         return running_run() is None and os.getpid() == process
 
     def pass_on(name: str, original: Handler, *args: Any, **kwargs: Any) -> Any:
@@ -249,7 +234,7 @@ def _use(run: NullRun) -> Callable[[], None]:
         return handler
 
     def trace_handler(original: Handler) -> Callable[..., Any]:
-        """Write no trace here: wandb's handler creates a directory in that of the run, which is another rank's."""
+        # wandb's own creates a directory in that of the run, which is another rank's.
         return (lambda _profile: None) if is_current() else original()
 
     names, artifact = vars(module), getattr(module, "Artifact", None)
@@ -289,14 +274,9 @@ class AsRun(LikeRun):
         run: property
 
     def _log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
-        """`log` under the name that W&B's own integrations call."""
-        self.log(data, step, commit=commit)
+        self.log(data, step, commit=commit)  # W&B's own integrations call it
 
     def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _memo: object) -> Self:
-        """Return the session itself, as wandb does for a run: models that hold it are copied."""
         return self
 
     def __getattr__(self, name: str) -> Any:

@@ -82,7 +82,6 @@ class StandIn:
 
 
 def class_of(name: Literal["Config", "Run"]) -> type | None:
-    """Return this class of wandb, if this process has imported wandb, in any version."""
     return getattr(sys.modules.get(f"wandb.sdk.wandb_{name.lower()}"), name, None)
 
 
@@ -92,6 +91,9 @@ class LikeRun:
     @property  # type: ignore[misc]  # not assigned
     def __class__(self) -> type:
         return class_of("Run") or type(self)
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self  # as wandb does: models that hold it are copied
 
 
 class NullRun(LikeRun, StandIn):
@@ -144,12 +146,7 @@ class NullRun(LikeRun, StandIn):
         self.show(_read=read, _known={**self.__dict__["_known"], "id": planned_id})
 
     def metadata(self) -> Mapping[str, Any]:
-        """Return the known metadata of the run that receives this rank's numbers, by attribute of `wandb.Run`."""
         return {**self.__dict__["_known"], **self.__dict__["_read"]()}
-
-    def __deepcopy__(self, _memo: object) -> Self:
-        """Return the run itself, as wandb does: models that hold it are copied."""
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:  # pickle's own way wants `__class__` to be the class
         return object.__new__, (type(self),), self.__getstate__()
@@ -285,7 +282,6 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
         return self._written
 
     def note_by(self, note: Callable[[Any, Any], None]) -> None:
-        """Call `note` with the name and value of each write from now on."""
         self.__dict__["_note"] = note
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -339,8 +335,7 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
 
 
 def _warn_of_unknown() -> None:
-    """Warn once that a script depends on a value that is unknown on this rank: other ranks may branch differently."""
-    _notices.warn(
+    _notices.warn(  # once; other ranks may branch differently
         "unknown",
         "a value of the run, for example of its summary, was compared or used as a number on a rank without a run, "
         "where it is NaN. Ranks that branch differently on it may wait for each other. Read it with a default, as in "

@@ -49,8 +49,8 @@ from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import warn
 from dist_wandb.runs import client_settings, interception, requested, sweeps, wandb_private
-from dist_wandb.runs.definitions import define_step_metric
 from dist_wandb.runs.null_run import AnyRun, NullRun, Run
+from dist_wandb.runs.writer import define_step_metric
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
@@ -155,7 +155,7 @@ class RunOpener:
             return NullRun()
 
     def again(self, run_id: str, config: Mapping[str, Any], step_metric: str | None) -> AnyRun:
-        """Open the same run again, on disk, by its id, which W&B may have generated; or raise `UnavailableError`."""
+        # W&B may have generated the id.
         kept = {name: value for name, value in self.arguments.items() if name not in ("fork_from", "resume_from")}
         arguments = {**kept, "config": config, "id": run_id}
         run = replace(self, arguments=arguments, complete=lambda given: given, create_new=True).attempt(offline=True)
@@ -164,10 +164,8 @@ class RunOpener:
         return run
 
     def publish(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:
-        """Publish that this rank's run is open, for ranks without a run and the other writers of a shared run.
-
-        `writer` is the index of this rank in its unit; for the others see `OpenedRun`.
-        """
+        # This is for ranks without a run and the other writers of a shared run. `writer` is the index of this rank in
+        # its unit.
         self._publish_start()
         self._publish({"url": url, "offline": offline, "first_row": first_row})
         if self.plan.has_writers and self.job_store is not None:
@@ -199,11 +197,8 @@ class RunOpener:
         return self.attempt(offline=offline)
 
     def attempt(self, *, offline: bool) -> Run:
-        """Open the run, or attach to one; `offline`: regardless of the user's mode.
-
-        Raises `UnavailableError` if W&B could not open the run because its server does not answer, or refuses;
-        `ConfigurationError` if W&B refuses a setting; `wandb.Error` if wandb does not accept the arguments.
-        """
+        # `offline`: regardless of the user's mode. Raises `UnavailableError` if W&B's server does not answer, or
+        # refuses. Raises wandb's own errors, and `ConfigurationError`, about the arguments.
         plan, topology, is_job = self.plan, self.topology, self.topology.world_size > 1
         arguments = dict(self.complete(self.arguments))
         if offline:
@@ -247,7 +242,7 @@ class RunOpener:
         return run
 
     def _drop_failed_run(self) -> None:
-        """Drop the wandb process that keeps the id of the failed run in use."""
+        # The id of the failed run is in use by wandb's process.
         if self.is_alone:
             wandb_private.tear_down_service()
         else:
@@ -275,7 +270,6 @@ def opening_key(plan: RunPlan) -> str:
 
 
 def _init(arguments: Mapping[str, Any]) -> Run:
-    """Call `wandb.init`; turn failures of W&B, but not wrong arguments, into an `UnavailableError`."""
     import wandb
 
     # "auto" would read and write ``wandb-resume.json`` of whoever owns it; `restart` has looked for the id already.
@@ -296,6 +290,7 @@ def _init(arguments: Mapping[str, Any]) -> Run:
         is_usage = isinstance(error, wandb.errors.UsageError) and not _NO_CREDENTIALS.search(str(error))
         if is_usage or (isinstance(error, wandb.errors.Error) and _NOT_INSTALLED.search(str(error))):
             raise
+        # A failure of W&B, not of the arguments.
         raise UnavailableError(client_settings.one_line(error)) from error
 
 
@@ -310,7 +305,6 @@ def is_answer(error: BaseException | None) -> bool:
 
 
 def _follow(plan: RunPlan, topology: Topology, arguments: dict[str, Any], settings: wandb.Settings) -> None:
-    """Change the arguments of `wandb.init`, and the settings among them, as planned."""
     name, has_own_directory = requested.text(arguments, "name"), plan.own_directory or plan.attaches
     mode = requested.mode(arguments) if has_own_directory or plan.has_writers else None
     arguments["id"] = unit_run_id(plan)
@@ -340,12 +334,9 @@ def _follow(plan: RunPlan, topology: Topology, arguments: dict[str, Any], settin
 
 
 def _choose_directory(arguments: dict[str, Any], topology: Topology, *, is_own: bool) -> None:
-    """Create the directory, or choose a new private one if it cannot be used, as `dir` of the arguments.
-
-    wandb would create it only after a warning about a missing git repository. Instead of a directory that it cannot
-    write to it would use the shared temporary directory, where it follows and removes files that anybody can leave. If
-    `dir` is the rank's own, with a fixed name, a link in its place, or in it, is not followed.
-    """
+    # wandb would create it only after a warning about a missing git repository. Instead of a directory that it cannot
+    # write to it would use the shared temporary directory, where it follows and removes files that anybody can leave.
+    # If `dir` is the rank's own, with a fixed name, a link in its place, or in it, is not followed.
     if requested.mode_if_given(arguments) == "disabled":
         return
     directory = requested.wandb_directory(arguments)

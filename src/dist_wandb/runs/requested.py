@@ -98,10 +98,8 @@ _COMMON_INIT_ARGUMENTS = WandbArguments.__optional_keys__ | {"project"}
 
 
 def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
-    """Raise an error for arguments that `wandb.init` would not accept, even if it returns a run that is open.
-
-    A `ConfigurationError`, which may name the `integration`; for a config, that of wandb.
-    """
+    # Arguments are also checked if `wandb.init` returns a run that is open. A `ConfigurationError` may name the
+    # `integration`; for a config, it is that of wandb.
     unknown = [name for name in given if name not in _COMMON_INIT_ARGUMENTS]
     if unknown:
         _check_against_signature(unknown, integration)
@@ -159,7 +157,6 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
 
 
 def check_id(run_id: object, origin: str) -> str:
-    """Return `run_id` if W&B accepts it; raise `ConfigurationError`, which shows its `origin`, otherwise."""
     if len(origin) > _SHOWN_OF_AN_ORIGIN:
         origin = f"{origin[:_SHOWN_OF_AN_ORIGIN]}…"
     if not isinstance(run_id, str):
@@ -203,8 +200,7 @@ _WANDB_MODES: dict[str, Mode] = {
 }
 
 
-def in_code(init_arguments: Mapping[str, Any], name: str) -> Any:
-    """Return what the user has given as an argument, else as the setting for it; `None` for neither."""
+def in_code(init_arguments: Mapping[str, Any], name: str) -> Any:  # an argument, else the setting for it
     argument = init_arguments.get(name)
     return in_settings(init_arguments, _SETTINGS.get(name, name)) if argument in (None, "") else argument
 
@@ -225,7 +221,6 @@ def text(init_arguments: Mapping[str, Any], name: str) -> str | None:
 
 
 def run_id(init_arguments: Mapping[str, Any]) -> str | None:
-    """Return the requested run id: from the arguments, else the settings, else `WANDB_RUN_ID`; `None` for none."""
     found = in_code(init_arguments, "id")
     if found is None and init_arguments.get("resume_from"):  # W&B rewinds that run, so the opened run has its id
         found = str(init_arguments["resume_from"]).partition("?")[0]
@@ -235,14 +230,12 @@ def run_id(init_arguments: Mapping[str, Any]) -> str | None:
     return check_id(found, f"{name}={found!r}") if found else None
 
 
-def resume(init_arguments: Mapping[str, Any]) -> str | None:
-    """Return the requested resume mode: `"allow"`, `"must"`, `"never"`, or `"auto"` (W&B's `True`); or `None`."""
+def resume(init_arguments: Mapping[str, Any]) -> str | None:  # W&B's `True` is "auto"
     found = _anywhere(init_arguments, "resume")
     return "auto" if found is True else str(found) if found else None
 
 
 def reinit(init_arguments: Mapping[str, Any]) -> str:
-    """Return wandb's `reinit`: ``"default"``, ``"return_previous"``, ``"finish_previous"`` or ``"create_new"``."""
     found = _anywhere(init_arguments, "reinit")
     text = str("default" if found in (None, "") else found)
     return _REINIT_BEFORE.get(text.lower(), text)
@@ -252,8 +245,7 @@ def continues(init_arguments: Mapping[str, Any]) -> bool:
     return resume(init_arguments) in ("allow", "must", "auto")
 
 
-def first_step(init_arguments: Mapping[str, Any]) -> int:
-    """Return W&B's first step after the point at which the user asks to rewind or fork a run; 0 for neither."""
+def first_step(init_arguments: Mapping[str, Any]) -> int:  # 0 without a point to rewind or fork
     found = (in_code(init_arguments, name) for name in ("resume_from", "fork_from"))
     point = next(filter(None, found), None)  # "RUN?_step=5", or an object of wandb
     return 0 if point is None else int(float(str(getattr(point, "value", point)).rpartition("=")[2])) + 1
@@ -267,13 +259,11 @@ def naming(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mode_if_given(init_arguments: Mapping[str, Any]) -> Mode | None:
-    """Return the W&B mode that is asked for anywhere but in `wandb.setup`; `None` for none. Does not import wandb."""
-    in_files = (*workspace_values("mode").values(), *users_values("mode").values())
+    in_files = (*workspace_values("mode").values(), *users_values("mode").values())  # wandb.setup would import it
     return _WANDB_MODES.get(str(_anywhere(init_arguments, "mode") or next(filter(None, in_files), None)))
 
 
 def mode(init_arguments: Mapping[str, Any]) -> Mode:
-    """Return the requested W&B mode; raise `ConfigurationError` for an unknown one, or an empty `WANDB_MODE`."""
     found = _anywhere(init_arguments, "mode")
     if found == "":
         raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
@@ -283,8 +273,7 @@ def mode(init_arguments: Mapping[str, Any]) -> Mode:
     return _WANDB_MODES[found]
 
 
-def in_settings(init_arguments: Mapping[str, Any], name: str) -> Any:
-    """Return a value that the user has set in `settings`; `None` for a default of wandb."""
+def in_settings(init_arguments: Mapping[str, Any], name: str) -> Any:  # `None` for a default of wandb
     settings = init_arguments.get("settings")
     if settings is None:
         return None
@@ -294,10 +283,7 @@ def in_settings(init_arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def replaced_label(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:
-    """Return the user's label of a writer, and where it is set, which `run_mode` replaces; `None` for none.
-
-    Raises `ConfigurationError` if several ranks ask W&B, but not this package, for a run that all of them write into.
-    """
+    # `None` if the user has set none. Several ranks may not ask W&B, but this package, for a run that all write into.
     if ranks == 1:
         return None
     mode, origin = _value_and_origin(init_arguments, "mode")
@@ -345,15 +331,13 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
         )
 
 
-def init_timeout(init_arguments: Mapping[str, Any]) -> float:
-    """Return how long opening a run may take, in seconds: wandb's limit plus the time that wandb needs to give up."""
+def init_timeout(init_arguments: Mapping[str, Any]) -> float:  # seconds
     given = in_settings(init_arguments, "init_timeout") or client_settings().init_timeout
     return float(given) + _BEYOND_INIT_TIMEOUT
 
 
 def set_offline() -> None:
-    """Set `WANDB_MODE` to offline, as Lightning's own logger does, for all runs opened later in this process."""
-    os.environ["WANDB_MODE"] = "dryrun"
+    os.environ["WANDB_MODE"] = "dryrun"  # as Lightning's own logger does, for all later runs of this process
 
 
 def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:

@@ -78,32 +78,28 @@ def location(run: AnyRun, plan: RunPlan | None = None) -> str:
 
 
 def is_disabled(run: AnyRun) -> bool:
-    """Return whether a run is disabled. A mock of a run may not have the attribute."""
-    return bool(getattr(run, "disabled", False))
+    return bool(getattr(run, "disabled", False))  # a mock of a run has none
 
 
 def is_offline(run: AnyRun) -> bool:
-    """Return whether a run is only on disk. A mock of a run may not have the attribute."""
-    return bool(getattr(run, "offline", False))
+    return bool(getattr(run, "offline", False))  # a mock of a run has none
 
 
 def is_online(run: AnyRun) -> bool:
     return bool(run) and not is_offline(run) and not is_disabled(run)
 
 
-def url(run: AnyRun) -> str | None:
-    """Return the address of a run in W&B; `None` if it is not online: wandb warns about reading it offline."""
+def url(run: AnyRun) -> str | None:  # wandb warns about reading it offline
     address: str | None = _shown_url(getattr(run, "url", None)) if is_online(run) else None
     return address
 
 
 def _shown_url(address: Any) -> Any:
-    """Return an address without the user name and password that W&B copies from the server's address."""
+    # W&B copies user name and password from the server's address.
     return without_password(address) if isinstance(address, str) and "@" in address else address
 
 
 def metadata_of(run: AnyRun) -> dict[str, Any]:
-    """Return the metadata of a run for ranks without it: those attributes of `METADATA` that JSON can hold."""
     read = METADATA if is_online(run) else METADATA - _ADDRESSES  # wandb warns about reading them offline
     values = {name: getattr(run, name, None) for name in read}
     values.update({name: _shown_url(values[name]) for name in read & _ADDRESSES})
@@ -141,11 +137,10 @@ def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline
 
 
 def without_effect(arguments: Mapping[str, Any], run: AnyRun) -> str:
-    """Return which arguments ask for another run than the open one that is used; a name may have been completed."""
     without = []
     for name, value in requested.naming(arguments).items():
         parts, theirs = value if isinstance(value, (list, tuple)) else [value], getattr(run, name, None)
-        if theirs and any(str(part) not in str(theirs) for part in parts):
+        if theirs and any(str(part) not in str(theirs) for part in parts):  # a name may have been completed
             without.append(f"{name}={value!r}")
     config, given = given_values(getattr(run, "config", None)), chosen_config(arguments)
     held = {name: config.get(name) for name in given}
@@ -193,7 +188,6 @@ def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, 
 
 
 def chosen_config(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the argument `config` as a dict, without the names that W&B should leave out."""
     values = given_values(init_arguments.get("config"))
     without, only = init_arguments.get("config_exclude_keys"), init_arguments.get("config_include_keys")
     return {name: value for name, value in values.items() if name not in (without or ()) and (not only or name in only)}
@@ -208,14 +202,13 @@ def is_json(value: object) -> bool:
 
 
 def can_hold(value: object) -> bool:
-    """Return whether W&B can hold a value in the config of a run, tested with a config that belongs to no run."""
     import wandb
 
     kind = getattr(wandb, "Config", None)  # the name is public, but wandb hides it from type checkers
     is_artifact = isinstance(value, wandb.Artifact) or (isinstance(value, dict) and value.get("_type") == _ARTIFACT)
     if kind is None or value is None or is_artifact or isinstance(value, (str, float)):
         return True
-    probe = kind()
+    probe = kind()  # belongs to no run
     try:
         probe.update({"value": value}, allow_val_change=True)
         json.dumps(

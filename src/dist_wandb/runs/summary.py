@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
@@ -29,10 +28,12 @@ from dist_wandb.payloads.scalars import Paths, nested
 from dist_wandb.runs import interception, wandb_private
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.wandb_media import shown_values
+from dist_wandb.settings.options import Current
 from dist_wandb.settings.reduction import Definitions
 
 _log = logging.getLogger("dist_wandb")
 _OVER = object()  # marks a value whose row has ended
+_restores = Current("restores", default=False)  # whether this thread writes newer values
 
 
 class _Write(NamedTuple):
@@ -60,8 +61,7 @@ class Statistics(LaterValue):
         self._waiting: deque[Any] = deque(maxlen=4096)
         self._found: dict[str, Any] = {}
 
-    def add(self, value: Any) -> None:
-        """Add what was logged; does not wait for a device."""
+    def add(self, value: Any) -> None:  # does not wait for a device
         if isinstance(value, (int, float, Later)):
             self._waiting.append(value)
         while self._waiting and (
@@ -152,10 +152,8 @@ class SummaryWrites:
         # The newest plain value of each name, by the order of the calls, if rows are not written in it: with the serial
         # of its newest row; `None`: media, say.
         self._newest: dict[str, tuple[int, Any]] = {}
-        self._older = _OpenNames()  # names of the open row that have newer values
         self._corrected: dict[str, _Corrected] = {}  # of the names whose summary is defined
-        self._counted_later: dict[str, None] = {}  # those in the open row, which W&B counts when it ends
-        self._restoring: int | None = None  # the thread that writes newer values
+        self._replacing = _OpenNames()  # these and those with newer values, in the open row: W&B takes them at its end
         # By number, or by what they set: on a rank without a run, they are for the run that this rank may open yet.
         self._actions: dict[Any, tuple[int, Callable[[AnyRun], Any]]] = {}
         self._run: AnyRun | None = None
@@ -164,7 +162,6 @@ class SummaryWrites:
         self._statistics: dict[str, Statistics] = {}  # of names whose summary is not the last value
 
     def follow(self, run: AnyRun) -> list[Callable[[], None]]:
-        """Note each write into the summary of a run from now on; return functions that end this."""
         self._run = run
         if isinstance(run, NullRun):
             run.summary.note_by(lambda name, value: self.put_off(lambda run: run.summary.update({name: value}), name))
@@ -200,7 +197,7 @@ class SummaryWrites:
             self._calls.update(dict.fromkeys(row, _LoggedCall(x, dict(row))))
 
     def _read(self, read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the summary, of which `read` returns what wandb's own process has."""
+        # `read` returns what wandb's own process has.
         logged = {name: call.row.get(name, _OVER) for name, call in self._calls.copy().items()}
         last = {name: value for name, value in logged.items() if value is not _OVER}
         found = {name: value for name, one in self._statistics.items() if name in last and (value := one.value())}
@@ -233,7 +230,7 @@ class SummaryWrites:
                 self._do(partial(action, self._run))
 
     def _note(self, write: Callable[[Any], None], record: Any) -> None:
-        if self._restoring == threading.get_ident():
+        if _restores():
             for item in record.update:
                 item.key = self.paths.get(item.key[0], item.key)
             write(record)
@@ -272,10 +269,15 @@ class SummaryWrites:
         of the last calls for its names, before which no other row is newer.
         """
         if serial is not None:
-            older = self._older.add(self._outdated(row, x, serial, joined or {}), x, is_open=is_open)
-            newest, shown = {name: self._newest[name][1] for name in older}, self.definitions.summary_of
-            plain = {name: value for name, value in newest.items() if value is not None and not shown(name)}
-            self._restore({**plain, **self._right(row, serial, is_open=is_open, corrects=corrects)})
+            names, shown = self._outdated(row, x, serial, joined or {}), self.definitions.summary_of
+            for name, value in row.items() if self.definitions.given else ():
+                if shown(name) and isinstance(value, (int, float)):
+                    self._corrected.setdefault(name, _Corrected()).add(value, serial, corrects=corrects)
+                    names.append(name)
+            ended = self._replacing.add(names, x, is_open=is_open)
+            right = {name: one.summary(shown(name)) for name, one in self._corrected.items() if name in ended}
+            newest = {name: right.get(name) if shown(name) else self._newest[name][1] for name in ended}
+            self._restore({name: value for name, value in newest.items() if value not in (None, {})})
         if corrects:
             self._write_again(self._first(row), 0)
         elif follows is None:
@@ -303,25 +305,11 @@ class SummaryWrites:
                 self._newest[name] = serial, value if type(value) in PLAIN else None
         return outdated
 
-    def _right(self, row: Mapping[str, Any], serial: int, *, is_open: bool, corrects: bool) -> dict[str, Any]:
-        """Return the summaries of a row's names that W&B has computed from numbers that were corrected."""
-        shown, numbered = self.definitions.summary_of, dict[str, None](self._counted_later)
-        for name, value in row.items() if self.definitions.given else ():
-            if shown(name) and isinstance(value, (int, float)):
-                self._corrected.setdefault(name, _Corrected()).add(value, serial, corrects=corrects)
-                numbered[name] = None
-        self._counted_later = numbered if is_open else {}
-        found = {name: self._corrected[name].summary(shown(name)) for name in numbered}
-        return {name: summary for name, summary in found.items() if summary}
-
     def _restore(self, values: Mapping[str, Any]) -> None:
         """Write values in place of those that a row has just left in the summary."""
         if values and self._run is not None and self._write is not None:
-            self._restoring = threading.get_ident()
-            try:
+            with _restores.by(True):
                 self._do(partial(self._run.summary.update, dict(values)))
-            finally:
-                self._restoring = None
             self._write_again(self._first(values), 0)
 
     def _first(self, names: Iterable[str]) -> Iterable[str]:

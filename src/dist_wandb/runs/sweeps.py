@@ -27,13 +27,11 @@ def is_trial() -> bool:
 
 
 def trial_id() -> str | None:
-    """Return the run id that the agent has given to its trial; `None` without an agent."""
     name, found = in_environment("id") if is_trial() else ("", None)
     return check_id(found, f"{name}={found!r}") if found else None
 
 
 def trial_arguments(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of `wandb.init`, in a trial with the id, project and entity of its agent."""
     if not is_trial():
         return init_arguments
     values = {name: in_environment(name)[1] for name in _OF_AGENT}
@@ -43,20 +41,19 @@ def trial_arguments(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def forget_missing_values() -> None:
-    """Unset the file of the trial's values if this node lacks it: W&B would raise. The coordinator publishes them."""
+    # W&B would raise if this node lacks it. The coordinator publishes the values.
     path = os.environ.get(_VALUES)
     if path and is_trial() and not Path(path).exists():
         del os.environ[_VALUES]
 
 
 def values() -> dict[str, Any]:
-    """Return the trial's values, from the agent's file; none without an agent, or without the file on this node."""
+    # This node may lack the agent's file.
     path = os.environ.get(_VALUES)
     return wandb_private.values_in(path) if path and is_trial() else {}
 
 
 def unused_arguments(init_arguments: Mapping[str, Any]) -> str | None:
-    """Return a warning about the script's arguments that have no effect in a trial; `None` if there are none."""
     actual = trial_arguments(init_arguments)
     requested = {name: in_code(init_arguments, name) for name in _OF_AGENT}
     unused = [name for name, value in requested.items() if value and value != actual.get(name)]

@@ -43,14 +43,7 @@ def image(value: Any, files: Callable[[], Path] | None = None, **arguments: Any)
     return wandb.Image(value, **arguments)
 
 
-def table(columns: list[str | int] | None, data: list[list[Any]] | None, dataframe: Any) -> Any:
-    import wandb
-
-    return wandb.Table(columns=columns, data=data, dataframe=dataframe)
-
-
 def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
-    """Return a W&B table, also if cells of one column have different types."""
     import wandb
 
     # wandb infers the types of columns row by row, which is slow. So it gets a row for each combination of plain types.
@@ -122,13 +115,11 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def as_written(value: Any) -> Any:
-    """Return a copy of a value that a script has written into the summary, as W&B has it: a list for a tensor, say."""
     is_kept = is_media(value) or math.prod(getattr(value, "shape", ())) > _LARGEST_LIST
-    return value if is_kept else decoded(encoded(value))
+    return value if is_kept else decoded(encoded(value))  # a list for a tensor, say
 
 
 def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with what W&B stores of values that were taken when they were logged."""
     if AsLogged not in map(type, row.values()):
         return row
     return dict([(one.name or name, one.value) if type(one) is AsLogged else (name, one) for name, one in row.items()])

@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from dist_wandb.runs.interception import intercept, intercept_all, original
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.requested import in_settings
 from dist_wandb.settings.config_values import decoded, encoded, given_values
+from dist_wandb.settings.options import Current
 
 _LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 FINISH = "_finish"  # the method of a run that all ways of finishing it call
@@ -39,6 +40,7 @@ _TELEMETRY = "_telemetry_callback"  # the method of a run that reports, in an im
 _SETUP, _MEDIA = "wandb.sdk.wandb_setup", "wandb.sdk.data_types._private"
 _LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN})
 _stopping = threading.RLock()  # two threads may find the same process lost
+_logs_table = Current("logs_table", default=False)  # in this thread
 
 
 # --- wandb's own process ----------------------------------------------------------------------------------------------
@@ -62,7 +64,6 @@ def drop_inherited_service() -> None:
 
 
 def is_loss_of_service(error: Exception) -> bool:
-    """Return whether a lost wandb process raises such errors; values' own code may, too: see `has_lost_service`."""
     if isinstance(error, OSError):  # older versions: BrokenPipeError; newer ones: ConnectionResetError
         return isinstance(error, ConnectionError) or error.errno in _LOST_SOCKET
     return type(error).__name__ in _LOST_SERVICE
@@ -84,10 +85,7 @@ def has_lost_service(run: AnyRun, error: Exception) -> bool:
 
 @contextmanager
 def media_directory() -> Iterator[None]:
-    """Let wandb's directory for files of tables and other media exist inside the block.
-
-    Ended forks remove it, as do programs that clean up temporary files. wandb notices after it has stored a table.
-    """
+    # Ended forks remove it, as do programs that clean up temporary files. wandb notices after it has stored a table.
     directory = Path(getattr(getattr(sys.modules.get(_MEDIA), "MEDIA_TMP", None), "name", "."))
     if is_missing := not directory.exists():
         with suppress(OSError):
@@ -101,9 +99,8 @@ def media_directory() -> Iterator[None]:
 
 
 def service_in_use() -> object:
-    """Return the connection to wandb's process, which is another one after each start of it; `None` without one."""
     singleton = getattr(sys.modules.get(_SETUP), "_singleton", None)
-    return getattr(singleton, "_connection", singleton)
+    return getattr(singleton, "_connection", singleton)  # another one after each start of wandb's process
 
 
 def detach_service() -> None:
@@ -123,10 +120,7 @@ def tear_down_service_of(lost: AnyRun) -> None:
 
 
 def disarm_exit_hooks() -> None:
-    """In a forked process: cancel wandb's exit hooks, which would release the parent's resources.
-
-    They remove the parent's directory for media and, before wandb 0.20, stop the parent's wandb process.
-    """
+    # They would remove the parent's directory for media and, before wandb 0.20, stop the parent's wandb process.
     media = getattr(sys.modules.get(_MEDIA), "MEDIA_TMP", None)
     with suppress(AttributeError):
         atexit.unregister(media.cleanup)  # type: ignore[union-attr]
@@ -149,7 +143,6 @@ def leave_run() -> None:
 
 @contextmanager
 def with_warnings_alone(init_arguments: Mapping[str, Any], *, on: bool) -> Iterator[None]:
-    """Limit wandb to warnings and errors inside the block, unless the user has set its verbosity."""
     names = ("quiet", "silent", "show_info")
     is_set = (in_settings(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names)
     if not on or any(is_set):
@@ -173,7 +166,6 @@ def is_silent() -> bool:
 
 
 def pickled_run(run: AnyRun | None) -> bytes | None:
-    """Pickle a run and its config for a child process; `None` if it cannot be pickled."""
     try:
         return pickle.dumps((run, encoded(given_values(getattr(run, "config", None))))) if run else None
     except (pickle.PicklingError, AttributeError, TypeError):  # a mock of a run
@@ -251,21 +243,16 @@ def adapt(run: Any, step: Callable[[], int]) -> list[Callable[[], None]]:
     """
     if not is_wandbs(run):
         return []
-    tables: set[int] = set()  # threads that are logging one
 
     def log(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # `log_model` passes an artifact by name, and never a table's.
         if not args or type(args[0]).__name__ != "InternalArtifact" or "table" not in args[0].type:
             return original(*args, **kwargs)
-        thread = threading.get_ident()
-        tables.add(thread)
-        try:
+        with _logs_table.by(True):
             return original(*args, **kwargs)
-        finally:
-            tables.discard(thread)
 
     def api(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return _no_server if threading.get_ident() in tables else original(*args, **kwargs)
+        return _no_server if _logs_table() else original(*args, **kwargs)
 
     def report(original: Callable[[Any], None], record: Any) -> None:
         with suppress(Exception):
@@ -296,26 +283,20 @@ def checked_definition(run: AnyRun, define: Callable[[], Any]) -> tuple[bool, An
         if threading.get_ident() != thread:
             publish(record)
 
-    undo = intercept(run, _DEFINED, drop)
-    try:
+    with ExitStack() as until_checked:
+        until_checked.callback(intercept(run, _DEFINED, drop))
         return True, define()
-    finally:
-        undo()
 
 
 def can_store(run: AnyRun) -> bool:
-    """Return whether `stored` works for a run: not for a disabled one, a stand-in, or a mock of a test."""
     names = getattr(sys.modules.get("wandb.sdk.data_types.utils"), "__dict__", {})
     is_known = is_wandbs(run) and hasattr(run, "_serialize_custom_charts")
     return is_known and "val_to_json" in names and not getattr(run, "disabled", False)
 
 
 def stored(run: Any, name: str, key: str, value: Any, step: int) -> tuple[str, Any]:
-    """Return what `run.log` stores of a value at this moment, as JSON values, and the name under which it is stored.
-
-    Files of media are written now, under names with `key` and `step`. A chart is replaced by its table, which has
-    another name. `can_store` must be true for the run.
-    """
+    # Returns JSON values, and the name under which they are stored: a chart is replaced by its table, which has another
+    # name. Files of media are written now, under names with `key` and `step`. `can_store` must be true for the run.
     from wandb import util
     from wandb.sdk.data_types.utils import val_to_json
 
@@ -336,7 +317,7 @@ def values_in(path: str) -> dict[str, Any]:
 
 
 def fill_config(run: Run, values: Mapping[str, Any]) -> None:
-    """Put values, which W&B already has, into the config of an attached run, which wandb leaves empty; send nothing."""
+    # wandb leaves the config of an attached run empty. W&B already has the values: nothing is sent.
     update = getattr(run.config, "_update", None)
     if update is not None:
         update(dict(values), allow_val_change=True, ignore_locked=True)

@@ -42,10 +42,7 @@ def log_of(run_directory: Path) -> Path:
 
 
 def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Yield the entries of a log whose lines contain a text; raise `ReadError` if it is too long or takes too long.
-
-    The last line may be incomplete. Lines longer than any entry are skipped.
-    """
+    # The last line may be incomplete. Lines longer than any entry are skipped.
     read, lines, is_too_long, check_time = 0, 0, False, time_limit(_LONGEST_TIME)
     while piece := log.readline(_LONGEST_LINE):
         read += len(piece)
@@ -66,7 +63,6 @@ def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
 
 
 def text_in(entry: Mapping[str, Any], name: str, default: str = "") -> str:
-    """Return a text of an entry; `default` if it is missing or of another type."""
     value = entry.get(name)
     return value if isinstance(value, str) else default
 

@@ -114,11 +114,8 @@ def read_run(
     directory: Directory,  # of the file, as `find_files` found it
     metrics: Iterable[str] | None = ("*",),  # patterns such as ``val/*``; `None` not to read rows, which is faster
 ) -> StoredRun:
-    """Read one ``.wandb`` file, and dist_wandb's sidecar in the same directory. Damaged parts are skipped.
-
-    ``run.finish()`` returns before the file is complete: for about a second the state of the run may be `"unfinished"`.
-    Raises `ReadError` if it contains no readable data of a run.
-    """
+    # ``run.finish()`` returns before the file is complete: for about a second the state of the run may be
+    # `"unfinished"`.
     contents = Contents(path, directory, metrics or ())
     contents.read(UNUSED if metrics is not None else UNUSED | {"history"})
     if metrics is None and not contents.run:  # its rows may be readable
@@ -212,10 +209,6 @@ class Contents:
                 self._left_out += 1
 
     def as_run(self) -> StoredRun:
-        """Return the run that the records describe, with the sidecar in the file's directory, and all problems.
-
-        Raises `ReadError` if there is no readable data of a run.
-        """
         path, run, found = self.path, self.run, [*self.problems]
         if self._left_out:
             found.append(f"{self._left_out} values of its config are left out because it is too large")
@@ -340,8 +333,7 @@ def trend_of(values: Sequence[float], most: int = TREND_LENGTH) -> tuple[float, 
     return tuple(mean_of(values[begin:end]) for begin, end in pairwise(bounds))
 
 
-def mean_of(values: Sequence[float]) -> float:
-    """Return the mean of the finite values; NaN if there are none."""
+def mean_of(values: Sequence[float]) -> float:  # of the finite ones
     if len(values) == 1:
         return float(values[0]) if math.isfinite(values[0]) else math.nan
     finite = list(filter(math.isfinite, values))

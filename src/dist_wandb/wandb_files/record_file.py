@@ -102,10 +102,8 @@ class RecordFile:
         self._size = 0  # of these
 
     def records(self) -> Iterator[bytes]:
-        """Yield the further records; those that are too long, or have wrong checksums, are skipped.
-
-        Raises `ReadError` if the file does not start like a record file, or all of them take too long.
-        """
+        # Records that are too long, or have wrong checksums, are skipped. Raises `ReadError` if the file does not start
+        # like a record file, or all of them take too long.
         for kind, chunk in self._chunks():
             if kind in (_GAP, _FULL, _FIRST):  # an earlier incomplete record is dropped
                 self._begun, self._size = None if kind == _GAP else [], 0
@@ -154,11 +152,9 @@ class RecordFile:
 
 
 def records(opened: BinaryIO, place: int = 0) -> Iterator[tuple[bytes, list[Field]]]:
-    """Yield the records that begin after `place`, the start of a block, with their fields; invalid ones are skipped.
-
-    Raises `ReadError` if the file does not start like a record file, a record has more than `MOST_BYTES` bytes, or all
-    of them take too long. The error does not name the file.
-    """
+    # Begins at `place`, the start of a block. Invalid records are skipped. Raises `ReadError` if the file does not
+    # start like a record file, a record has more than `MOST_BYTES` bytes, or all of them take too long. The error does
+    # not name the file.
     file = RecordFile(opened, MOST_BYTES)
     file.place = place
     for record in file.records():
@@ -196,7 +192,6 @@ def has_end(source: Path) -> bool:
 
 
 def write_record(opened: BinaryIO, record: bytes) -> None:
-    """Write a record at the end of a file that has a header."""
     rest, is_first = memoryview(record), True
     while is_first or rest:
         room = _BLOCK - opened.tell() % _BLOCK - _CHUNK_HEADER.size
@@ -228,11 +223,8 @@ def _no_record_file() -> ReadError:
 
 
 def fields(message: bytes, start: int = 0, stop: int | None = None, most: int = MOST_FIELDS) -> list[Field]:
-    """Parse the fields of the protobuf message at ``message[start:stop]``. The content of a numeric field is empty.
-
-    Raises `MalformedError` if it is truncated or invalid, and `ReadError` if it is valid, but not in W&B's format, or
-    has more than `most` fields.
-    """
+    # The content of a numeric field is empty. Raises `MalformedError` if the message is truncated or invalid, and
+    # `ReadError` if it is valid, but not in W&B's format, or has more than `most` fields.
     position, stop = start, len(message) if stop is None else stop
     found: list[Field] = []
     while position < stop:
@@ -263,7 +255,6 @@ def fields(message: bytes, start: int = 0, stop: int | None = None, most: int = 
 
 
 def field_of(number: int, content: bytes) -> bytes:
-    """Encode a field that contains bytes."""
     return _as_varint(number << 3 | BYTES) + _as_varint(len(content)) + content
 
 

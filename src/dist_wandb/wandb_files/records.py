@@ -54,11 +54,8 @@ def read_records(
     follow: bool = False,  # whether to yield `PAUSE` at the end of the file, and then continue with what was added
     within: Directory | None = None,  # as for `open_ordinary`
 ) -> Iterator[Record]:
-    """Yield the records of a file that are of a kind in `KINDS`.
-
-    NaN and infinities in rows and summaries are floats; elsewhere they are text, as JSON can print it. Raises
-    `ReadError` if it is no ordinary file, or not one of W&B's, or takes too long.
-    """
+    # Yields records of a kind in `KINDS`. NaN and infinities in rows and summaries are floats; elsewhere they are text,
+    # as JSON can print it. Raises `ReadError` if it is no ordinary file, or not one of W&B's, or takes too long.
     decoder = Decoder(skipped)
     try:
         with os.fdopen(open_ordinary(path, within=within), "rb") as opened:
@@ -118,7 +115,6 @@ class Decoder:
         return None
 
     def row(self, content: bytes) -> dict[str, Any]:
-        """Return names and values of a row; raise MalformedError, ReadError or TooDeepError."""
         names, values, end = list[str](), list[bytes](), 0
         with suppress(IndexError, KeyError, ValueError, RecursionError):  # usually all are numbers of known names
             while content[end : end + 1] == b"\n":
@@ -133,18 +129,12 @@ class Decoder:
             is_plain = len(numbers) == len(names) and NUMBERS.issuperset(map(type, numbers))
             if is_plain and all(number != _ITEM for number, *_ in fields(content, end)):
                 return {name: one if one % 1 else whole(one) for name, one in zip(names, numbers, strict=True)}
-        return self._any_row(content)
-
-    def _any_row(self, content: bytes) -> dict[str, Any]:
         found = _message(content, {_ITEM: ("item", lambda pieces: _items(pieces, self._known))})
         return _with_floats(found.get("item", {}))
 
 
 def _items(pieces: Sequence[bytes], known: dict[bytes, str] | None = None) -> dict[str, Any]:
-    """Decode items with a name and a value, sorted; return none of them if one has no value.
-
-    Those of rows have `known`, to which names are added.
-    """
+    # The items are sorted; there are none if one has no value. Those of rows have `known`, to which names are added.
     found: dict[str, Any] = {}
     for piece in pieces:
         keys, nested, value, before_value = b"", list[bytes](), b"", 0
@@ -168,7 +158,6 @@ def _items(pieces: Sequence[bytes], known: dict[bytes, str] | None = None) -> di
 
 
 def _with_floats(items: dict[str, Any]) -> dict[str, Any]:
-    """Convert W&B's text for NaN and infinity to floats."""
     return {name: _NOT_FINITE.get(value, value) if type(value) is str else value for name, value in items.items()}
 
 

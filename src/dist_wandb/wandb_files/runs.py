@@ -19,23 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, ReadError, suggest, visible
+from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.finding import files_below, natural_order, path_order
-from dist_wandb.wandb_files.reading import (
-    MOST_METRICS,
-    MOST_VALUES,
-    MetricHistory,
-    State,
-    StoredRun,
-    joined,
-    read_each,
-    read_run,
-    rows_in,
-)
 from dist_wandb.wandb_files.records import read_records
 
 _log = logging.getLogger("dist_wandb")
 
-_WORST_FIRST: tuple[State, ...] = ("unfinished", "failed", "finished")
+_WORST_FIRST: tuple[reading.State, ...] = ("unfinished", "failed", "finished")
 _LONGEST_NAME = 1000  # characters
 
 
@@ -47,7 +37,7 @@ class Writer:
     rank: int | None  # global rank; `None` if the run was not written by dist_wandb
     node: int | None  # rank of the node, if known
     primary: bool  # whether the writer wrote the plain names of the run
-    parts: tuple[StoredRun, ...] = field(repr=False)  # the writer's files, in the order of their starts
+    parts: tuple[reading.StoredRun, ...] = field(repr=False)  # the writer's files, in the order of their starts
 
     @property
     def path(self) -> Path:
@@ -55,7 +45,7 @@ class Writer:
         return self.parts[-1].path
 
     @property
-    def state(self) -> State:
+    def state(self) -> reading.State:
         """How the last file ends: `"finished"`, `"failed"` or `"unfinished"` (running, or killed)."""
         return self.parts[-1].state
 
@@ -70,13 +60,13 @@ class Writer:
         return tuple(problem for part in self.parts for problem in part.problems)
 
     @cached_property
-    def metrics(self) -> dict[str, MetricHistory]:
+    def metrics(self) -> dict[str, reading.MetricHistory]:
         """Statistics and trend of each numeric metric."""
-        found: dict[str, list[MetricHistory]] = defaultdict(list)
+        found: dict[str, list[reading.MetricHistory]] = defaultdict(list)
         for part in self.parts:
             for name, metric in part.metrics.items():
                 found[name].append(metric)
-        return {name: joined(found[name]) for name in sorted(found, key=natural_order)}
+        return {name: reading.joined(found[name]) for name in sorted(found, key=natural_order)}
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,7 @@ class LocalRun:
     writers: tuple[Writer, ...]
 
     @property
-    def state(self) -> State:
+    def state(self) -> reading.State:
         """How the run ended: the state of its primary, or the worst state of its writers without the primary's file."""
         if self.writers[0].primary or len(self.writers) == 1:
             return self.writers[0].state
@@ -145,9 +135,9 @@ class LocalRun:
         return tuple(problem for writer in self.writers for problem in writer.problems)
 
     @cached_property
-    def metrics(self) -> dict[str, MetricHistory]:
+    def metrics(self) -> dict[str, reading.MetricHistory]:
         """Statistics and trend of each numeric metric; if several writers wrote a name, those of the first one."""
-        found: dict[str, MetricHistory] = {}
+        found: dict[str, reading.MetricHistory] = {}
         for writer in self.writers:
             found = {**writer.metrics, **found}
         return {name: found[name] for name in sorted(found, key=natural_order)}
@@ -166,7 +156,7 @@ class LocalRun:
                 # A killed process may have written no summary of its last rows.
                 update = contents if kind == "history" else changes.get("update", {})
                 for name, value in update.items():
-                    is_kept = name in summary or len(summary) < MOST_METRICS
+                    is_kept = name in summary or len(summary) < reading.MOST_METRICS
                     if name[:1] != "_" and is_kept and len(name) <= _LONGEST_NAME:
                         summary[name] = value
                 for name in changes.get("remove", ()):
@@ -273,24 +263,24 @@ def read_runs(
 
 def runs_below(
     directories: Sequence[Path], metrics: Sequence[str] | None = ("*",)
-) -> tuple[list[StoredRun], list[tuple[Path, ReadError]]]:
+) -> tuple[list[reading.StoredRun], list[tuple[Path, ReadError]]]:
     """Read the run files below directories; return the runs and what could not be read. Raises as `files_below`."""
     files, unseen = files_below(directories)
-    runs, unreadable = read_each(files, lambda path, directory: read_run(path, directory, metrics))
+    runs, unreadable = reading.read_each(files, lambda path, directory: reading.read_run(path, directory, metrics))
     return runs, unreadable + unseen
 
 
-def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:
+def brought_together(files: Iterable[reading.StoredRun]) -> list[LocalRun]:
     """Group files into runs, the oldest run first."""
-    together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
+    together: dict[tuple[str | None, str], list[reading.StoredRun]] = defaultdict(list)
     for file in files:
         together[file.project, file.run_id].append(file)
     runs = [_run_of(parts) for parts in together.values()]
     return sorted(runs, key=lambda run: (run.started or "", path_order(run.files[0])))
 
 
-def _run_of(files: Sequence[StoredRun]) -> LocalRun:
-    by_label: dict[str | None, list[StoredRun]] = defaultdict(list)
+def _run_of(files: Sequence[reading.StoredRun]) -> LocalRun:
+    by_label: dict[str | None, list[reading.StoredRun]] = defaultdict(list)
     for file in sorted(files, key=lambda file: (file.started or "", path_order(file.path))):
         by_label[file.shared_as.label if file.shared_as else None].append(file)
     writers = []
@@ -321,33 +311,30 @@ def _run_of(files: Sequence[StoredRun]) -> LocalRun:
     )
 
 
-def parts_of(run: LocalRun) -> list[StoredRun]:
+def parts_of(run: LocalRun) -> list[reading.StoredRun]:
     return [part for writer in run.writers for part in writer.parts]
 
 
-def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
-    """Read the requested columns of rows, one file after the other; the first column is the x axis.
-
-    `names` may be patterns such as ``val/*``; `None` for all except W&B's own, which start with an underscore. A row
-    without a requested value other than the x axis is skipped. Raises `ReadError` for too many values.
-    """
+def columns_of(files: Iterable[reading.StoredRun], axis: str, names: Sequence[str] | None) -> dict[str, list[Any]]:
+    # The first column is the x axis. `names` may be patterns such as ``val/*``; `None` for all except W&B's own, which
+    # start with an underscore. A row without a requested value other than the x axis is skipped.
     patterns = ["[!_]*"] if names is None else [name for name in names if re.search(r"[*?\[]", name)]
     columns: dict[str, list[Any]] = {axis: [], **{name: [] for name in names or () if name not in patterns}}
     choices = [*map(translate, patterns), *map(re.escape, patterns)]  # a name may look like a pattern
-    is_wanted = lru_cache(MOST_METRICS)(re.compile("|".join(choices) or "(?!)").fullmatch)
+    is_wanted = lru_cache(reading.MOST_METRICS)(re.compile("|".join(choices) or "(?!)").fullmatch)
     count = 0
 
     def check() -> None:
-        if len(columns) > MOST_METRICS + 1:
-            raise ReadError(f"More than {MOST_METRICS} names match. Request fewer names.")
-        if count * len(columns) > MOST_VALUES:
+        if len(columns) > reading.MOST_METRICS + 1:
+            raise ReadError(f"More than {reading.MOST_METRICS} names match. Request fewer names.")
+        if count * len(columns) > reading.MOST_VALUES:
             raise ReadError(
-                f"{count} rows of {len(columns)} names are more than {MOST_VALUES} values. Request fewer names, or one "
-                "writer."
+                f"{count} rows of {len(columns)} names are more than {reading.MOST_VALUES} values. Request fewer "
+                "names, or one writer."
             )
 
     for file in files:
-        for row in rows_in(file.path, file.directory):
+        for row in reading.rows_in(file.path, file.directory):
             wanted = [name for name in row if name in columns or (len(name) <= _LONGEST_NAME and is_wanted(name))]
             if not wanted or wanted == [axis]:
                 continue
@@ -366,12 +353,10 @@ def columns_of(files: Iterable[StoredRun], axis: str, names: Sequence[str] | Non
 
 
 def rows_of(run: LocalRun, names: Sequence[str], found: set[str]) -> Iterator[list[Any]]:
-    """Yield the values of names, the first of which is the x axis, in each row that has another one of them.
-
-    Names that have values are added to `found`.
-    """
+    # Yields rows that have another one of the names than the first, which is the x axis. Names that have values are
+    # added to `found`.
     for part in parts_of(run):
-        for row in rows_in(part.path, part.directory):
+        for row in reading.rows_in(part.path, part.directory):
             if any(name in row for name in names[1:]):
                 found.update(name for name in names if row.get(name) is not None)
                 yield [row.get(name) for name in names]

@@ -31,11 +31,8 @@ SPREAD = ("min", "max", "std", "argmax_rank")  # last parts of names of statisti
 
 
 def condition_of(text: str) -> Callable[[LocalRun], bool]:
-    """Return whether a run fulfils a condition on a value of it, such as ``lr>=0.1`` or ``name=night*``.
-
-    Values are compared as numbers if both are numbers, else as text. ``=`` and ``!=`` accept patterns. A run without
-    the value fulfils only ``!=``. Raises `ConfigurationError` if the text is no condition.
-    """
+    # A condition is such as ``lr>=0.1`` or ``name=night*``. Values are compared as numbers if both are numbers, else as
+    # text. ``=`` and ``!=`` accept patterns. A run without the value fulfils only ``!=``.
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"{text!r} is not a condition. Write one such as lr=0.1, val/loss<0.5, name=night*")
@@ -56,11 +53,8 @@ def condition_of(text: str) -> Callable[[LocalRun], bool]:
 
 
 def value_of(run: LocalRun, key: str) -> Any:
-    """Return a value of a run by its name; `None` if the run does not have it.
-
-    `key` is one of `_OWN`, or a name in the config (with dots for nested ones), or a metric, for its last value.
-    ``config.KEY`` is never a metric.
-    """
+    # `key` is one of `_OWN`, or a name in the config (with dots for nested ones), or a metric, for its last value.
+    # ``config.KEY`` is never a metric.
     if key in _OWN:
         return getattr(run, key)
     name = key.removeprefix("config.")
@@ -73,7 +67,6 @@ def value_of(run: LocalRun, key: str) -> Any:
 def chosen(
     runs: Sequence[LocalRun], names: Sequence[str], conditions: Iterable[str], state: str | None = None
 ) -> list[LocalRun]:
-    """Return the runs with one of the names or patterns, if any, whose conditions all hold; raise for unknown ones."""
     tests = list(map(condition_of, conditions))
     for name in names:
         if not any(_is_called(run, name) for run in runs):
@@ -138,7 +131,6 @@ def spreads_among(metrics: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
 
 
 def timings_of(metrics: Mapping[str, MetricHistory]) -> dict[str, Timing]:
-    """Return the timings among metrics, as `stragglers.findings` needs them."""
     found = {STEP: Timing(rows=metrics[STEP].count)} if STEP in metrics else {}
     if RANK in metrics:
         excess = mean_of(metrics[EXCESS].trend) if EXCESS in metrics else math.nan

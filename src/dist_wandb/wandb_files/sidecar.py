@@ -64,7 +64,6 @@ class Sidecar:
 
     @classmethod
     def from_json(cls, record: Any) -> Sidecar:
-        """Check a parsed sidecar. Raises `ValueError` if it is not in dist_wandb's format."""
         if not isinstance(record, dict):
             raise ValueError("not a JSON object")  # noqa: TRY004  # an error of the file's content
         if record.get("format") != _FORMAT:
@@ -76,13 +75,11 @@ class Sidecar:
 
 
 def write_sidecar(run_directory: Path, sidecar: Sidecar) -> None:
-    """Write a sidecar into a run's directory. Raises `OSError`."""
     content = json.dumps({"format": _FORMAT, **asdict(sidecar)}, indent=2) + "\n"
     write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # as readable as the run's own files
 
 
 def read_sidecar(run_directory: Directory) -> Sidecar | None:
-    """Read the sidecar in a run's directory; `None` if there is none. Raises `ReadError` if it is invalid."""
     path = run_directory.path / SIDECAR_NAME
     try:
         return Sidecar.from_json(parse_json(read_small(path, within=run_directory)))

@@ -90,10 +90,8 @@ def open_ordinary(
     owner: int | None = None,
     within: Directory | None = None,  # contains the path: no link is followed below it, and it must be the same one
 ) -> int:
-    """Open an ordinary file; return its descriptor. This never blocks, and never follows a link at the path.
-
-    Raises `ReadError` if it is not an ordinary file, or has another owner, and `OSError` if it cannot be opened.
-    """
+    # This never blocks, and never follows a link at the path. Raises `ReadError` if it is not an ordinary file, or has
+    # another owner.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     name = path.relative_to(within.path) if within else path
     with within.opened(str(name.parent)) if within else nullcontext() as folder:
@@ -126,10 +124,8 @@ def write_small(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def time_limit(seconds: float) -> Callable[[], None]:
-    """Return a check that raises a `ReadError` once this thread has used so many seconds of processor time from now on.
-
-    Limits in bytes do not suffice for a file whose parts cost more than its bytes, such as a log of line breaks.
-    """
+    # Counts the processor time of this thread. Limits in bytes do not suffice for a file whose parts cost more than its
+    # bytes, such as a log of line breaks.
     end = time.thread_time() + seconds
 
     def check() -> None:

@@ -18,7 +18,7 @@ from shared_runs import write_rank
 
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
-from dist_wandb.wandb_files import runs as reading
+from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.reading import history_of, joined
 from dist_wandb.wandb_files.selection import by_rank
 

@@ -17,31 +17,11 @@ from typing import Any
 import numpy as np
 
 from dist_wandb import __version__
-from dist_wandb.cli.command import (
-    add_command,
-    add_secrets_argument,
-    add_selection_arguments,
-    directories_and_names,
-    number_of,
-    selected,
-    working,
-)
+from dist_wandb.cli import command
+from dist_wandb.cli.report import page
 from dist_wandb.cli.report.charts import Drawing, axes_of, charts_of, heat_maps_of
 from dist_wandb.cli.report.files import MOST_NAMES, FileForReport
 from dist_wandb.cli.report.media import MediaReader, cell_text
-from dist_wandb.cli.report.page import (
-    Console,
-    DataTable,
-    Degraded,
-    Image,
-    Report,
-    ReportWriter,
-    Run,
-    check_target,
-    plain,
-    plotly_script,
-    write_page,
-)
 from dist_wandb.cli.report.thinning import Budget
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
@@ -61,7 +41,7 @@ _LINES_OF_CONSOLE, _LEAST_LINES = 20_000, 20  # of all processes together; of ea
 
 
 def add_to(commands: Any) -> None:
-    parser = add_command(
+    parser = command.add_command(
         commands,
         "report",
         _run,
@@ -72,7 +52,7 @@ def add_to(commands: Any) -> None:
         "be read.",
         example="wandb --where 'lr>=0.1' --open",
     )
-    add_selection_arguments(parser)
+    command.add_selection_arguments(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default="report.html", help="the file to write (%(default)s)"
     )
@@ -83,28 +63,28 @@ def add_to(commands: Any) -> None:
         metavar="GLOB",
         help="only metrics whose name matches, such as 'val/*'; may be given several times",
     )
-    add_secrets_argument(parser)
+    command.add_secrets_argument(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
-    directories, names = directories_and_names(arguments.what)
-    plotly_script()  # fails before the runs are read, which may take long
+    directories, names = command.directories_and_names(arguments.what)
+    page.plotly_script()  # fails before the runs are read, which may take long
     try:
-        check_target(output)
-        with working("reading the runs"):
+        page.check_target(output)
+        with command.working("reading the runs"):
             files = None
             if names or arguments.last or arguments.state or arguments.where:
                 stored, errors = runs_below(directories, ("*",) if arguments.where else None)  # its values are compared
-                chosen = selected(brought_together(stored), names, arguments)
+                chosen = command.selected(brought_together(stored), names, arguments)
                 files = {part.path: part.directory for run in chosen for part in parts_of(run)}, errors
             report = build(directories, arguments.metric or ("*",), files, secrets=arguments.secrets)
-            size = write_page(report, output)
+            size = page.write_page(report, output)
     except OSError as error:
         raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None
     for reason in report.unreadable:
         print(f"not readable: {visible(reason)}")
-    print(f"{number_of(len(report.runs), 'run')} in {visible(str(output))} ({size / 1e6:.1f} MB)")
+    print(f"{command.number_of(len(report.runs), 'run')} in {visible(str(output))} ({size / 1e6:.1f} MB)")
     if arguments.open and not webbrowser.open(output.resolve().as_uri()):
         print("No browser could be started. Open the file in a browser.")
     return 1 if report.unreadable else 0
@@ -117,7 +97,7 @@ def build(
     files: tuple[dict[Path, Directory], list[tuple[Path, ReadError]]] | None = None,
     *,
     secrets: bool = False,
-) -> Report:
+) -> page.Report:
     """Read the `files` below directories, all if `None`, beside which the errors stand; raise `ReadError` if none."""
     chosen, errors = files or files_below(directories)
     budget = Budget(_STRETCHES)
@@ -135,7 +115,7 @@ def build(
         raise ReadError(f"None of the runs below {below} can be read. {' '.join(problems[:5])}")
     if not found:
         raise ConfigurationError(f"No run below {below} is selected. Give other names, --where or --state.")
-    return Report(
+    return page.Report(
         directories=[str(directory) for directory in directories],
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         version=__version__,
@@ -144,8 +124,7 @@ def build(
     )
 
 
-def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
-    """Return the runs of a report, newest first within their groups."""
+def sections(files: Iterable[FileForReport], media: MediaReader) -> list[page.Run]:
     by_path = {file.stored.path: file for file in files}
     together: dict[tuple[str, ...], list[LocalRun]] = defaultdict(list)
     for run in brought_together(file.stored for file in by_path.values()):
@@ -158,7 +137,7 @@ def sections(files: Iterable[FileForReport], media: MediaReader) -> list[Run]:
     return runs
 
 
-def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], media: MediaReader, lines: int) -> Run:
+def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], media: MediaReader, lines: int) -> page.Run:
     files = [by_path[path] for run in sorted(of, key=lambda run: run.writers[0].rank or 0) for path in run.files]
     names = [_writer_name(file.stored) for file in files]
     named = list(zip(names, files, strict=True))
@@ -167,8 +146,8 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(named, job is not None, world)
     timings = timings_of(of[0].metrics)
-    images: list[Image] = []
-    tables: list[DataTable] = []
+    images: list[page.Image] = []
+    tables: list[page.DataTable] = []
     missed: list[str] = []
     for name, file in named:
         found, more, notes = media.read(file.media, file.media_left_out, file.stored)
@@ -184,10 +163,10 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
     facts, differing = _together([file.facts for file in files], names)
     config, more_differing = _together([_flat(file.stored.config) for file in files], names)
     started = _text(min(filter(None, (run.started for run in of)), default=None))
-    run_id = plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
+    run_id = page.plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
     states = {file.stored.state for file in dict(named).values()}  # of the last file of each writer
     state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
-    return Run(
+    return page.Run(
         name=run_id if job else _text(first.name) or run_id,
         run_id=run_id,
         project=_text(first.project),
@@ -198,7 +177,7 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
         world=world,
         rows=sum(file.rows for file in files),
         writers=[_writer(name, file) for name, file in named],
-        degraded=Degraded(
+        degraded=page.Degraded(
             sum(one.rows for one in degraded),
             max(one.most for one in degraded),
             sorted(span for one in degraded for span in one.spans)[:100],
@@ -215,7 +194,7 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
         images=images,
         tables=tables,
         console=[
-            Console(name, shown, file.console.count - len(shown))
+            page.Console(name, shown, file.console.count - len(shown))
             for name, file in named
             if (shown := list(file.console.lines)[-lines:])
         ],
@@ -224,21 +203,20 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
 
 
 def _writer_name(stored: StoredRun) -> str:
-    """Name the writer of a file; after a restart, it has several."""
     sidecar = stored.sidecar
     if sidecar is None or sidecar.world_size == 1:
         return "the run"
     if sidecar.run_mode == "auto" and sidecar.shared and not sidecar.primary:
-        return plain(sidecar.label or f"node {sidecar.node_rank}")
+        return page.plain(sidecar.label or f"node {sidecar.node_rank}")
     return f"rank {sidecar.global_rank}"
 
 
-def _writer(name: str, file: FileForReport) -> ReportWriter:
+def _writer(name: str, file: FileForReport) -> page.ReportWriter:
     stored, sidecar = file.stored, file.stored.sidecar
     stalls, count = stalls_of([stored.directory])
     more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
     problems = (*more, *(f"stood still {stall}" for stall in stalls), *stored.problems)
-    return ReportWriter(
+    return page.ReportWriter(
         name=name,
         label=sidecar.label if sidecar else None,
         node=sidecar.node_rank if sidecar else None,
@@ -248,7 +226,7 @@ def _writer(name: str, file: FileForReport) -> ReportWriter:
         rows=file.rows,
         last=file.last,
         uploaded=is_uploaded(stored),
-        problems=list(map(plain, problems)),
+        problems=list(map(page.plain, problems)),
     )
 
 
@@ -270,8 +248,10 @@ def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, str]:
-    return {plain(name)[:_LONGEST_NAME]: cell_text(value) for name, value in islice(flattened(config), _MOST_CONFIG)}
+    return {
+        page.plain(name)[:_LONGEST_NAME]: cell_text(value) for name, value in islice(flattened(config), _MOST_CONFIG)
+    }
 
 
 def _text(value: str | None) -> str | None:
-    return None if value is None else plain(value)[:_LONGEST_NAME]
+    return None if value is None else page.plain(value)[:_LONGEST_NAME]

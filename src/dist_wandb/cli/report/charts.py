@@ -137,7 +137,6 @@ def _chart(name: str, drawn: _MetricCurves) -> Chart:
 
 
 def _band(ranks: Sequence[Stretches]) -> tuple[ChartLine, ChartLine, ChartLine]:
-    """Return the mean, the smallest and the largest value of all ranks along the x axis."""
     edges = edges_of(ranks, _PARTS_OF_BAND)
     of_ranks = np.stack([cells(stretches, edges) for stretches in ranks]) if edges else np.empty((1, 0, 4))
     is_known = np.isfinite(of_ranks[..., 0])
@@ -169,7 +168,6 @@ def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
 
 
 def _heat_map(name: str, drawn: _MetricCurves) -> HeatMap | None:
-    """Return the means of each rank's own values; `None` if there are none."""
     ranks = sorted(drawn.ranks, key=natural_order)
     stretches = [drawn.ranks[rank].stretches() for rank in ranks]
     edges = edges_of(stretches, _PARTS_OF_HEAT)

@@ -64,8 +64,7 @@ class ConsoleTail:
         self.count: int = 0  # number of all lines, including those that were dropped
         self._pending = ""
 
-    def add(self, text: str) -> None:
-        """Add a piece, which may start and end in the middle of a line."""
+    def add(self, text: str) -> None:  # which may start and end in the middle of a line
         *ended, self._pending = (self._pending + text).split("\n")
         if len(self._pending) > _LONGEST_PENDING:
             ended.append(self._pending)
@@ -74,7 +73,6 @@ class ConsoleTail:
         self.lines.extend(plain(line.rstrip("\r").rpartition("\r")[2])[:_LONGEST_LINE] for line in ended)
 
     def end(self) -> None:
-        """Add an incomplete last line."""
         if self._pending:
             self.add("\n")
 
@@ -132,17 +130,13 @@ class FileForReport(Contents):
                 self.media_left_out += 1
 
     def _define(self, record: Mapping[str, Any]) -> None:
-        """Take over the x axis of a metric or a pattern, as a file defines it (``run.define_metric``)."""
         axis, name = record.get("step_metric"), record.get("name") or record.get("glob_name")
         if axis and name and len(self._definitions.given) < MOST_NAMES:
             self._definitions = self._definitions.followed_by(name, {"step_metric": axis})
             self.metrics.also.add(axis)
 
     def end(self, *, secrets: bool = False) -> None:
-        """Finish after the last record; raise `ReadError` without data of a run.
-
-        Without `secrets`, config and facts have none: the page may be handed on.
-        """
+        # Without `secrets`, config and facts have none: the page may be handed on.
         self.console.end()
         self._draw(dict(self.metrics))
         for name in [name for name in self.metrics if not name.startswith(TIMES)]:
@@ -173,8 +167,6 @@ class FileForReport(Contents):
         }
 
     def _draw(self, columns: Mapping[str, tuple[array[int], array[float]]]) -> None:
-        """Make curves of the rows."""
-
         # All of this takes time and memory in proportion to the number of values, not to rows times names.
         @cache
         def column(name: str) -> tuple[Numbers, Numbers]:  # the finite values, after one of a row before all others
@@ -231,7 +223,6 @@ class FileForReport(Contents):
         self.blames = list(blames.values())
 
     def _add_sample(self, stats: dict[str, Any]) -> None:
-        """Add a sample of system metrics, at the minutes since the first sample."""
         seconds = seconds_of(stats.get("timestamp"))
         if seconds is None:
             return
@@ -254,13 +245,11 @@ def _part(name: str) -> tuple[str, str]:
     return (f"{numbered[1]}{numbered[3]}", f"{numbered[1]} {numbered[2]}") if numbered else (plain, "")
 
 
-def seconds_of(time: str | None) -> float | None:
-    """Return the seconds since the epoch of the time of a record; `None` without a time."""
+def seconds_of(time: str | None) -> float | None:  # since the epoch
     return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() if time else None
 
 
 def _without_secrets(command: Sequence[str]) -> list[str]:
-    """Return a command without the values of options that name secrets, and as `redacted` does."""
     shown, option = [], ""
     for argument in command:
         name, equals, value = argument.partition("=")

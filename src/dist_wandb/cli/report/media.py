@@ -45,7 +45,6 @@ class MediaReader:
     def read(
         self, media: Mapping[str, Sequence[Logged]], left_out: int, of: StoredRun
     ) -> tuple[list[Image], list[DataTable], list[str]]:
-        """Return the images and tables that can be shown, and what cannot, as sentence fragments."""
         images: list[Image] = []
         tables: list[DataTable] = []
         self._misses.clear()
@@ -92,7 +91,6 @@ class MediaReader:
         return True
 
     def _content(self, path: object, limit: int, of: StoredRun) -> bytes | None:
-        """Return the content of a file that a row names, if it is in the run's directory."""
         if not isinstance(path, str) or len(path) > 1000 or "\0" in path:  # noqa: PLR2004
             self._misses["media values without a valid path"] += 1
             return None
@@ -122,7 +120,6 @@ def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
 
 
 def table_of(name: str, x: float, content: object) -> DataTable:
-    """Return the first rows of a table, as text. Raises `ValueError` if it is not in W&B's format."""
     columns, data = (content.get("columns"), content.get("data")) if isinstance(content, dict) else (None, None)
     if not isinstance(columns, list) or not isinstance(data, list):
         raise ValueError("it has no columns, or no data")  # noqa: TRY004
@@ -158,8 +155,7 @@ def checked(content: bytes) -> tuple[str, int, int] | None:
     return (kind, *size) if size[0] * size[1] <= _MOST_PIXELS else None
 
 
-def _size_of_jpeg(content: bytes) -> tuple[int, int] | None:
-    """Parse the segments of a JPEG up to its first scan; return width and height."""
+def _size_of_jpeg(content: bytes) -> tuple[int, int] | None:  # width and height, before its first scan
     if not content.startswith(b"\xff\xd8"):
         return None
     position, size = 2, None

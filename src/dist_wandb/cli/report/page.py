@@ -197,8 +197,7 @@ class Report:
 
 
 def shortened(value: float, digits: int = _DIGITS) -> float:
-    """Round a number to `digits` significant digits; an integer is kept in full."""
-    return float(f"{value:.{digits}g}") if value % 1 else whole(value)
+    return float(f"{value:.{digits}g}") if value % 1 else whole(value)  # an integer is kept
 
 
 def plain(text: str) -> str:
@@ -207,7 +206,6 @@ def plain(text: str) -> str:
 
 
 def write_page(report: Report, path: Path) -> int:
-    """Write the page of a report over an earlier one, never over another file; return its size in bytes."""
     check_target(path)
     content = page_of(report, plotly_script())
     write_small(path, content, mode=0o666)
@@ -227,7 +225,6 @@ def check_target(path: Path) -> None:
 
 
 def plotly_script() -> str:
-    """Return the script of the installed plotly; raise `MissingExtraError` if there is none."""
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError:
@@ -238,7 +235,6 @@ def plotly_script() -> str:
 
 
 def page_of(report: Report, plotly: str) -> bytes:
-    """Return the page; raise `ReadError` if it has more than `LARGEST` bytes."""
     script = _as_element_text("".join(f"{_asset(name)}\n" for name in _SCRIPTS))
     policy = (
         f"default-src 'none'; script-src {_hash(plotly)} {_hash(script)}; style-src 'unsafe-inline'; "
@@ -293,5 +289,4 @@ def _as_element_text(script: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """Return the source expression of a script for a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -67,8 +67,7 @@ class Budget:
         self.curves: int = 0
 
     @property
-    def each(self) -> int:
-        """The current largest number of stretches of one curve."""
+    def each(self) -> int:  # stretches of one curve, at most
         return max(1, min(MOST_STRETCHES, self._stretches // max(1, self.curves)))
 
 
@@ -85,14 +84,12 @@ class Curve:
         all_points = Stretches(np.ones(len(points)), points[:, 1], points, points, points, points)
         self._stretches = all_points.thinned(budget.each)
 
-    def absorb(self, later: Curve) -> None:
-        """Add the points of a later curve, such as that of a resumed run."""
+    def absorb(self, later: Curve) -> None:  # such as that of a resumed run
         self._stretches = Stretches(*map(np.concatenate, zip(self._stretches, later._stretches, strict=True)))
         self.last = later.last
         self.gaps += later.gaps
 
     def shift(self, by: float) -> None:
-        """Move all points along the x axis."""
         number, total, *points = self._stretches
         self._stretches = Stretches(number, total, *(np.add(each, (by, 0)) for each in points))
 
@@ -102,8 +99,7 @@ class Curve:
         order = np.argsort(found.first[:, 0], kind="stable")
         return Stretches(*(one[order] for one in found))
 
-    def points(self, most: int = MOST_STRETCHES) -> list[Point]:
-        """Return the points to draw, in the order of the x axis."""
+    def points(self, most: int = MOST_STRETCHES) -> list[Point]:  # to draw, in the order of the x axis
         number, _, *points = self.stretches(most)
         if (number == 1).all():  # the last of several points at one position counts
             return list(dict(points[0].tolist()).items())
@@ -121,10 +117,8 @@ def edges_of(curves: Iterable[Stretches], most: int) -> list[float]:
 
 
 def cells(stretches: Stretches, edges: Sequence[float]) -> Numbers:
-    """Join what is in each part of the x axis. A stretch belongs to the part that contains its first point.
-
-    Returns for each part the first position, the mean, and the smallest and the largest value; NaN if it is empty.
-    """
+    # A stretch belongs to the part that contains its first point. Returns for each part the first position, the mean,
+    # and the smallest and the largest value; NaN if it is empty.
     found = np.full((len(edges) - 1, 4), math.nan)
     places = np.searchsorted(edges, stretches.first[:, 0], side="right") - 1
     places = places.clip(0, len(found) - 1)
@@ -166,8 +160,7 @@ class Blame:
     def _worst(self) -> list[int]:
         return sorted(self.rows, key=self._excess.__getitem__)[-_MOST_RANKS:]
 
-    def heat_map(self, world: int | None) -> HeatMap | None:
-        """Return by how much each rank exceeds the mean, per row; `None` if no row names a rank."""
+    def heat_map(self, world: int | None) -> HeatMap | None:  # `None` if no row names a rank
         if not self.rows:
             return None
         size = max(max(self.rows) + 1, world or 0)

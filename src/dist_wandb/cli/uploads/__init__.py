@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +100,13 @@ def _interrupted_by_signals() -> Iterator[None]:
     def end(number: int, _frame: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number))
 
-    set_here: list[signal.Signals] = []
-    with suppress(ValueError):  # not in the main thread, where handlers cannot be set
-        for name in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(name) is signal.SIG_DFL:  # keep handlers of `nohup` and of callers
-                signal.signal(name, end)
-                set_here.append(name)
-    try:
+    with ExitStack() as until_end:
+        with suppress(ValueError):  # not in the main thread, where handlers cannot be set
+            for name in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(name) is signal.SIG_DFL:  # keep handlers of `nohup` and of callers
+                    signal.signal(name, end)
+                    until_end.callback(signal.signal, name, signal.SIG_DFL)
         yield
-    finally:
-        for name in set_here:
-            signal.signal(name, signal.SIG_DFL)
 
 
 def _planned_upload(run: UploadRun, *, is_refused: bool) -> Text:

@@ -121,10 +121,8 @@ def link_in_words(path: Path) -> str:
 
 
 def copy_file(source: Path, target: Path, within: Directory | None, *, may_link: bool = True) -> None:
-    """Copy one regular file, or make a hard link of it if the copy is only read. No link below `within` is followed.
-
-    Raises `UploadError` if there is not enough space, and as `open_ordinary` does.
-    """
+    # Large files are linked, if the copy is only read. No link below `within` is followed. Raises as `open_ordinary`
+    # does.
     with os.fdopen(open_ordinary(source, within=within), "rb") as opened:
         size = os.fstat(opened.fileno()).st_size
         if may_link and size >= _IS_LARGE:
@@ -186,11 +184,8 @@ def violations(path: Path, rules: Rules) -> Iterator[str]:
 
 
 def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) -> bytes:
-    """Check a record with the fields `parts`, and return it as it is uploaded: named files are replaced by copies.
-
-    Raises `UploadError` if it names a prohibited file or owner, or is of an unknown kind, and `ReadError` if it is not
-    in W&B's format.
-    """
+    # Named files are replaced by copies. Raises `UploadError` if the record names a prohibited file or owner, or is of
+    # an unknown kind, and `ReadError` if it is not in W&B's format.
     kinds = {number for number, *_ in parts} - ENVELOPE
     if _REQUEST in kinds:
         raise UploadError("it contains a request, which W&B's uploader would execute. W&B writes none there.")
@@ -284,8 +279,7 @@ def _text(content: bytes) -> str:
         raise UploadError(f"it has text that is not UTF-8: {content[:80]!r}.") from None
 
 
-def _texts(record: bytes, *path: int) -> Iterator[str]:
-    """Yield the texts at a path of numbers of fields."""
+def _texts(record: bytes, *path: int) -> Iterator[str]:  # at a path of numbers of fields
     places = [(0, len(record))]
     for wanted in path:
         found = (field for place in places for field in fields(record, *place, _MOST_FILES))
@@ -335,8 +329,7 @@ def _summary_items(path: Path, within: Directory) -> dict[bytes, bytes | None]:
     return items
 
 
-def _digest(path: Path) -> bytes:
-    """Return the MD5 of a file in W&B's notation."""
+def _digest(path: Path) -> bytes:  # MD5, in W&B's notation
     digest = hashlib.md5(usedforsecurity=False)
     with os.fdopen(open_ordinary(path), "rb") as file:
         while piece := file.read(_PIECE):

@@ -91,12 +91,8 @@ def upload(
     on_progress: Callable[[int], None] = lambda _rows: None,  # repeatedly gets the number of newly confirmed rows
     say: Callable[[str], None] = lambda _text: None,  # gets a line for the user about what the upload waits for
 ) -> UploadOutcome:
-    """Upload the rest of one file. The caller has checked that nothing prohibits it.
-
-    W&B's own output and log are kept in the user's state directory. Raises `UploadError` if another process is
-    uploading the file, it is not trusted, or something cannot be read or written. A `KeyboardInterrupt` is raised after
-    W&B's processes were ended; a later upload continues.
-    """
+    # The caller has checked that nothing prohibits it. W&B's own output and log are kept in the user's state directory.
+    # A `KeyboardInterrupt` is raised after W&B's processes were ended; a later upload continues.
     with _locked(file) as (state, lock):
         now = known_of(file.run, file.terms)
         if now.problem is not None:
@@ -117,7 +113,6 @@ class _Attempt:
         self._told, self._told_of, self._told_at = {""}, 0, 0.0  # reasons of retries; tries; when
 
     def run(self, lock: int) -> UploadOutcome:
-        """Upload the file from a private copy of the run's directory; return the outcome."""
         file, copy = self._file, self._directory / COPY
         source = copy / file.path.name
         try:
@@ -163,7 +158,6 @@ class _Attempt:
         copy_files(files, target.parent / "files", file.run.directory, follow=follow, leave_out=rewritten)
 
     def _run_wandb_sync(self, source: Path, lock: int) -> str:
-        """Run ``wandb sync``, which inherits the lock, to its end; return its output."""
         file, shared_as = self._file, self._file.run.shared_as
         is_end = file.finishes and not (file.sent.completed and file.rows_left == 0)
         role = {
@@ -203,7 +197,6 @@ class _Attempt:
         return output.read_text(encoding="utf-8", errors="replace")
 
     def _follow(self, sent: Sent) -> None:
-        """Report progress, and why W&B's client sends a request again."""
         self._on_progress(sent.lines.history)
         is_due = sent.tries > self._told_of and time.monotonic() - self._told_at > _PAUSE
         if not sent.refused and (sent.retried not in self._told or is_due):

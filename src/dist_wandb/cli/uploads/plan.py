@@ -64,8 +64,7 @@ class UploadFile:
         return self.problem is None and is_complete(self.sent, self.run)
 
     @property
-    def rows_left(self) -> int:
-        """Number of history rows that the server has not confirmed."""
+    def rows_left(self) -> int:  # not confirmed by the server
         return 0 if self.is_uploaded else max(0, self.run.rows - self.sent.lines.history)
 
 
@@ -92,7 +91,6 @@ class UploadRun:
 
 
 def is_complete(sent: Sent, run: StoredRun) -> bool:
-    """Return whether the server has confirmed the whole file without an error."""
     return sent.ended and not sent.problems and not sent.unsure and sent.lines.history >= run.rows
 
 
@@ -219,14 +217,12 @@ def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield remarks about entries that are neither files nor links."""
     others = [(path, KINDS.get(kind, "not a file")) for path, kind in entries if kind != S_IFLNK]
     lines = [f"{path} is {what}: it is left out." for path, what in others]
     yield from _first(lines, file, "of that kind")
 
 
 def _first(lines: Sequence[str], file: UploadFile, what: str) -> Iterator[str]:
-    """Yield the first of many lines, and how many there are more."""
     yield from lines[:_NAMED_ENTRIES]
     if len(lines) > _NAMED_ENTRIES:
         yield f"{file.path.parent} has {len(lines) - _NAMED_ENTRIES} more {what}."
@@ -252,7 +248,6 @@ def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
 
 
 def plan_uploads(runs: Iterable[StoredRun], terms: Terms = CAUTIOUS) -> list[UploadRun]:
-    """Plan the uploads of files, as one entry per W&B run, in the order of their first files."""
     together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
     for run in runs:
         together[run.project, run.run_id].append(run)

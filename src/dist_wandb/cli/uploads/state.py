@@ -94,7 +94,6 @@ class Sent:
     refused: bool = field(default=False, compare=False)  # although the server refuses the run
 
     def followed_by(self, later: Sent) -> Sent:
-        """The state after a later upload, which continued this one."""
         sent_rows = later.lines.history or later.unsure
         return replace(
             later,
@@ -126,7 +125,6 @@ def read_log(path: Path, within: Directory | None = None) -> Sent:
 
 
 def read_entries(log: BinaryIO) -> Sent:
-    """As `read_log`, from an open file; fails only if it is too long."""
     reader = _Reader()
     for entry in entries(log):
         reader.add(text_in(entry, "msg"), text_in(entry, "level"), entry)
@@ -158,10 +156,8 @@ class FileState:
         self.directory: Path = top / "uploads" / hashlib.sha256(key).hexdigest()[:32]
 
     def sent(self) -> Sent | None:
-        """Return the lines of the file that W&B has confirmed in this user's uploads; `None` without uploads.
-
-        Raises `UploadError` if the file changed after an upload, and `ReadError` if the state is damaged.
-        """
+        # `None` without uploads. Raises `UploadError` if the file changed after one, and `ReadError` if the state is
+        # damaged.
         uploaded = self._uploaded()
         digests = self._digests(content.size for content in uploaded)
         for content in reversed(uploaded):
@@ -174,8 +170,7 @@ class FileState:
             )
         return None
 
-    def begin(self, before: Sent) -> Path:
-        """Record that an upload begins, under the lock; return its new directory."""
+    def begin(self, before: Sent) -> Path:  # the upload's new directory; the lock is held
         upload = Path(tempfile.mkdtemp(prefix="upload-", dir=self.directory))
         self.record(before, upload.name)
         for left in self.directory.glob("upload-*"):
@@ -235,7 +230,6 @@ class FileState:
         return found
 
     def _uploaded(self) -> list[_Content]:
-        """Return the contents that were uploaded, with what the server has confirmed until now."""
         state = self.directory / "state.json"
         try:
             return [
