@@ -358,7 +358,7 @@ class DistWandbLogger(StockLogger):
         if status == "success":
             session.flush(together=True)  # on all ranks, so that users can read the values afterwards
         # After Ctrl-C, Lightning kills the ranks that it has started, and soon this one if it still waits for them.
-        if self._holder.is_child or (error is KeyboardInterrupt and session.topology.world_size > 1):
+        if self._holder.launch.is_child or (error is KeyboardInterrupt and session.topology.world_size > 1):
             self._holder.leave(None if status == "success" else 1)
             self._experiment = None
 

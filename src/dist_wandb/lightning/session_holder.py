@@ -10,14 +10,14 @@ A logger is created before the Trainer has started its processes, so its session
 - *Final.* The ranks are known, from torch.distributed or a launcher. The session stays open until the end.
 
 A copy of the logger in a process of ddp_spawn begins without a session, and with the run of its parent, if the parent
-holds one for all of them: so fit and test are one run in `auto` mode. In other modes the new processes
+holds one for all of them (`LaunchState`): so fit and test are one run in `auto` mode. In other modes the new processes
 of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over the run of
 another logger of this process. A copy within a process shares the final session, and so does a logger that uses the run
 of another one: with sessions of their own, rows of the two would be in another order on each rank.
 
-While Lightning may still start processes of the script, the main process passes base ids to the further processes that
-the ddp strategy starts (`ScriptIds`), and config and metadata of a run that is open already, because scripts may read
-them before `fit`.
+While Lightning may still start processes of the script, each process knows itself and related ones (`LaunchState`). The
+main process passes base ids to the further processes that the ddp strategy starts (`ScriptIds`), and config and
+metadata of a run that is open already, because scripts may read them before `fit`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
 from types import FrameType
@@ -66,6 +67,37 @@ GIVE_BACK = frozenset(
 )
 # Sessions of this process, by the number of the logger and the process that gave it.
 _final: WeakValueDictionary[tuple[int, int], Session] = WeakValueDictionary()
+
+
+@dataclass
+class LaunchState:
+    """What a logger knows about the process that created it, and about the children of that process."""
+
+    parents_run: bytes | None = None  # the pickled run of the process that pickled this logger, if it had a run
+    location: str | None = None  # address or directory of that run, which this process cannot determine
+    is_announced: bool = False  # whether the line at the start was printed, or is left to a child process
+    has_children: bool = False  # whether child processes open the runs
+    home: int = field(default_factory=os.getpid)  # id of the process that created the logger
+
+    @property
+    def is_first_process(self) -> bool:
+        """Whether this would be the process of a world of one, as far as is known before the Trainer starts."""
+        rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
+        return rank == 0 and not Launch.detect().node_rank and not self.has_children
+
+    @property
+    def is_child(self) -> bool:
+        """Whether a spawn or fork strategy created this process, which ends with the Trainer's call."""
+        return os.getpid() != self.home
+
+    def for_copy(self, run: Run | None) -> LaunchState:
+        """Return the state for a copy of the logger, such as in a spawned process; `run` is open in this process."""
+        location = run_metadata.location(run) if run is not None else self.location
+        copied = LaunchState(
+            wandb_private.pickled_run(run) or self.parents_run, location, self.is_announced, home=self.home
+        )
+        self.is_announced = self.is_announced or is_spawning()  # rank 0, which is spawned first, prints the line
+        return copied
 
 
 def is_spawning() -> bool:
@@ -141,11 +173,7 @@ class SessionHolder:
     def __init__(self, options: Options, arguments: dict[str, Any], *, is_offline: bool) -> None:
         self.options: Options = options
         self.session: Session | None = None  # once it is open
-        self.home: int = os.getpid()  # id of the process that created the logger
-        self.is_announced = False  # whether the line at the start was printed, or is left to a child process
-        self._has_children = False  # whether child processes open the runs
-        self._parents_run: bytes | None = None  # the pickled run of the process that pickled this logger, if it had one
-        self._location: str | None = None  # address or directory of that run, which this process cannot determine
+        self.launch: LaunchState = LaunchState()
         self._arguments = arguments  # of `wandb.init`, as the stock logger has them
         self._is_offline = is_offline
         self._requested_id: str | None = arguments.get("id")
@@ -154,7 +182,7 @@ class SessionHolder:
         self.number: int  # index of the logger in the script
         self.base_id: str  # of all runs, as far as it is known here
         self.number, self.base_id = script_ids.next_id(self._requested_id or make_id())
-        is_main = self.is_first_process and not Launch.detect().is_lightning_child
+        is_main = self.launch.is_first_process and not Launch.detect().is_lightning_child
         if self._requested_id is None and is_main:  # an earlier start of the job may be continued
             earlier = RestartStore(
                 f"{INTEGRATION}/{self.number}", self.options, Topology.single(), self._arguments
@@ -163,34 +191,15 @@ class SessionHolder:
                 self.base_id = earlier.record.base_id
                 script_ids.offer(self.number, self.base_id)
 
-    @property
-    def is_first_process(self) -> bool:
-        """Whether this would be the process of a world of one, as far as is known before the Trainer starts."""
-        rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
-        return rank == 0 and not Launch.detect().node_rank and not self._has_children
-
-    @property
-    def is_child(self) -> bool:
-        """Whether a spawn or fork strategy created this process, which ends with the Trainer's call."""
-        return os.getpid() != self.home
-
     def for_copy(self, run: Run | None) -> SessionHolder:
-        """Return the holder for a copy of the logger, such as in a spawned process; `run` is open in this process."""
         copied = SessionHolder.__new__(SessionHolder)
-        copied.__dict__.update(
-            self.__dict__,
-            session=None,
-            _has_children=False,
-            _parents_run=wandb_private.pickled_run(run) or self._parents_run,
-            _location=run_metadata.location(run) if run is not None else self._location,
-        )
-        self.is_announced = self.is_announced or is_spawning()  # rank 0, which is spawned first, prints the line
+        copied.__dict__.update(self.__dict__, session=None, launch=self.launch.for_copy(run))
         return copied
 
     def prepare_spawn(self, run: Run | None) -> None:
         """Let the spawned processes open the runs; raise if one is open here, but they need runs of their own."""
         if is_spawning() and self.session is None:
-            self._has_children = True
+            self.launch.has_children = True
         elif is_spawning() and run is not None:
             raise _opened_too_early(run.id, self.options.run_mode, "its own runs in those processes")
 
@@ -211,7 +220,7 @@ class SessionHolder:
         """Id of the run that receives this rank's numbers, if it is known; else the requested id."""
         if self.session is not None:
             return self.session.id
-        knows_base_id = self._has_children or Launch.detect().is_lightning_child
+        knows_base_id = self.launch.has_children or Launch.detect().is_lightning_child
         return self.base_id if knows_base_id else self._requested_id
 
     def open(self, run: Run | None) -> Session | None:
@@ -225,34 +234,34 @@ class SessionHolder:
         topology = known_topology() if session is None else inherited_rank.in_group()
         if session is not None and (topology is None or topology.world_size == 1):
             return session
-        if topology is None and not self.is_first_process:
+        if topology is None and not self.launch.is_first_process:
             return None
         return self._open(topology or Topology.single(), run)
 
     def leave(self, exit_code: int | None) -> None:
         """Finish the session, unless other loggers of this process use it."""
         session, self.session = self.session, None
-        _final.pop((self.number, self.home), None)
+        _final.pop((self.number, self.launch.home), None)
         if session is not None and session not in _final.values():
             session.finish(exit_code=exit_code)
 
     def announce(self) -> None:
         """Print the line at the start, once it is final: a world of one may grow until the first row is logged."""
-        if self.session is not None and not self.is_announced:
-            self.is_announced = True
-            self.session.announce(self._location)
+        if self.session is not None and not self.launch.is_announced:
+            self.launch.is_announced = True
+            self.session.announce(self.launch.location)
 
     def _open(self, topology: Topology, run: Run | None) -> Session:
         if topology.world_size > 1:
             self.options = self.options.in_mesh(_mesh_in_use(), topology.global_rank)
-        if self.is_child and topology.global_rank and self.options.is_run_of_rank_0:
+        if self.launch.is_child and topology.global_rank and self.options.is_run_of_rank_0:
             wandb_private.leave_run()
             run = None
         provisional, running = self.session, run_metadata.running_run()
         final = self._final_session() if topology.world_size > 1 else None
         if final is not None:
-            self.session, self.is_announced = final, True
-            _final[self.number, self.home] = final
+            self.session, self.launch.is_announced = final, True
+            _final[self.number, self.launch.home] = final
             if provisional is not None:
                 provisional.release()
             return final
@@ -276,7 +285,7 @@ class SessionHolder:
             proposed_id=proposed_id,
             adopt=lambda plan: self._adopt(available, plan),
             # Not in a fork: the parent process continues to use the run.
-            owns_adopted=provisional is not None and provisional.owns_run and not self.is_child,
+            owns_adopted=provisional is not None and provisional.owns_run and not self.launch.is_child,
             create_new=topology.world_size > 1 or is_another,
             led_by_trainer=True,  # which catches SIGTERM to save a checkpoint
             may_restart=topology.world_size > 1 or requested.resume(self._arguments) == "auto",  # else as stock
@@ -289,14 +298,14 @@ class SessionHolder:
         if topology.world_size == 1:
             script_ids.offer(self.number, str(self.base_id), told_of(session.run))
         else:
-            _final[self.number, self.home] = session
+            _final[self.number, self.launch.home] = session
             session.expect_config(vars(self).get("early_config", {}))
             self.announce()
         return session
 
     def _final_session(self) -> Session | None:
         """The session of a copy of this logger, or of the logger whose run this one uses."""
-        mine = _final.get((self.number, self.home))
+        mine = _final.get((self.number, self.launch.home))
         if mine is not None and mine in open_sessions():
             return mine
         for other in open_sessions():
@@ -339,7 +348,7 @@ class SessionHolder:
     def _adopt(self, available: Run | None, plan: RunPlan) -> Run | None:
         """The run to use instead of opening one: `available`, or the parent's in a process of ddp_spawn."""
         if available is None:
-            parents_run = self._parents_run
+            parents_run = self.launch.parents_run
             return wandb_private.unpickled_run(parents_run) if parents_run and plan.run_mode == "auto" else None
         if self.session is not None and (plan.shared or plan.run_id != available.id):
             raise _opened_too_early(available.id, plan.run_mode, f"the run {plan.run_id!r} here")

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ from lightning_trainers import as_rank
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.job.topology import Topology
+from dist_wandb.lightning import session_holder
+from dist_wandb.lightning.session_holder import LaunchState
 from dist_wandb.session import inherited_rank, registry
 from dist_wandb.settings.options import Limits
 
@@ -208,7 +211,7 @@ def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
 @pytest.mark.usefixtures("fake_wandb")
 def test_in_a_spawned_process_the_last_logger_ends_the_session_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     as_rank(monkeypatch, 1)
-    with mock.patch.object(os, "getpid", return_value=-1):
+    with mock.patch.object(session_holder, "LaunchState", partial(LaunchState, home=-1)):
         loggers = [DistWandbLogger(**SHORT) for _ in range(2)]
     for logger in loggers:
         logger.log_metrics({"loss": 1.0}, 0)
