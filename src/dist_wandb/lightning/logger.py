@@ -14,8 +14,9 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.launch import Launch
 from dist_wandb.lightning import name_spaces
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
+from dist_wandb.lightning.launching import is_spawning, known_topology
 from dist_wandb.lightning.name_spaces import StockLogger, is_a
-from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder, is_spawning, known_topology
+from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
 from dist_wandb.lightning.trainers import epoch_reductions, epoch_weights, measure, remember, trainer_of
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import requested

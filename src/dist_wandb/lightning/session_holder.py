@@ -1,4 +1,4 @@
-"""The session of one logger, what a logger knows before that, and `logger.experiment` on a rank without a run.
+"""The session of one logger, and `logger.experiment` on a rank without a run.
 
 The session is opened once the ranks are known, also by copies of the logger in other processes.
 
@@ -14,33 +14,26 @@ holds one for all of them (`LaunchState`): so fit and test are one run in `auto`
 of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over the run of
 another logger of this process. A copy within a process shares the final session, and so does a logger that uses the run
 of another one: with sessions of their own, rows of the two would be in another order on each rank.
-
-While Lightning may still start processes of the script, each process knows itself and related ones (`LaunchState`). The
-main process passes base ids to the further processes that the ddp strategy starts (`ScriptIds`), and config and
-metadata of a run that is open already, because scripts may read them before `fit`.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-import os
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property
-from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
 from types import FrameType
 from typing import Any
 from weakref import WeakValueDictionary
 
-from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from dist_wandb.errors import ConfigurationError, TopologyError
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.job_identity import make_id
 from dist_wandb.job.launch import Launch
 from dist_wandb.job.topology import Topology
 from dist_wandb.job.units import Mesh
+from dist_wandb.lightning import launching
+from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
 from dist_wandb.runs.null_run import AnyRun, EarlyRun, NullPart, Run
@@ -50,7 +43,6 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, holds, open_sessions
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.session import Session
-from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan
 
@@ -69,104 +61,6 @@ GIVE_BACK = frozenset(
 _final: WeakValueDictionary[tuple[int, int], Session] = WeakValueDictionary()
 
 
-@dataclass
-class LaunchState:
-    """What a logger knows about the process that created it, and about the children of that process."""
-
-    parents_run: bytes | None = None  # the pickled run of the process that pickled this logger, if it had a run
-    location: str | None = None  # address or directory of that run, which this process cannot determine
-    is_announced: bool = False  # whether the line at the start was printed, or is left to a child process
-    has_children: bool = False  # whether child processes open the runs
-    home: int = field(default_factory=os.getpid)  # id of the process that created the logger
-
-    @property
-    def is_first_process(self) -> bool:
-        """Whether this would be the process of a world of one, as far as is known before the Trainer starts."""
-        rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
-        return rank == 0 and not Launch.detect().node_rank and not self.has_children
-
-    @property
-    def is_child(self) -> bool:
-        """Whether a spawn or fork strategy created this process, which ends with the Trainer's call."""
-        return os.getpid() != self.home
-
-    def for_copy(self, run: Run | None) -> LaunchState:
-        """Return the state for a copy of the logger, such as in a spawned process; `run` is open in this process."""
-        location = run_metadata.location(run) if run is not None else self.location
-        copied = LaunchState(
-            wandb_private.pickled_run(run) or self.parents_run, location, self.is_announced, home=self.home
-        )
-        self.is_announced = self.is_announced or is_spawning()  # rank 0, which is spawned first, prints the line
-        return copied
-
-
-def is_spawning() -> bool:
-    """Whether this process is pickling objects for a process that it starts."""
-    return get_spawning_popen() is not None
-
-
-def known_topology() -> Topology | None:
-    """The topology of this rank; `None` while the Trainer may still start processes, or has not numbered them."""
-    group = inherited_rank.in_group()
-    if group is not None:
-        return group
-    with suppress(TopologyError):  # the launcher's variables are incomplete: Lightning numbers the ranks later
-        topology, rank_holder = inherited_rank.known()
-        return None if rank_holder is None and Launch.detect().is_lightning_child else topology
-    return None
-
-
-class ScriptIds:
-    """Base ids that Lightning's main process passes to the further processes of the script, one per logger.
-
-    These processes need the id before a process group exists, and know only that the main process is their parent. So
-    the main process leaves its ids in a note (`inherited_rank.tell`).
-    """
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._offered: list[str] = []  # as JSON, for each logger: its base id, perhaps with what to tell of its run
-        self._written_by: int | None = None  # the process that wrote the file
-
-    def next_id(self, proposal: str) -> tuple[int, str]:
-        """Return number and base id of the next logger: the parent's id, else `proposal`, which is then passed on."""
-        number, self._next = self._next, self._next + 1
-        if not Launch.detect().is_lightning_child:
-            self.offer(number, proposal)
-            return number, proposal
-        return number, self._offer_of_parent(number)[0] or proposal
-
-    def run_of(self, number: int) -> Mapping[str, Any]:
-        """Return what the main process has told of the run of logger `number`; nothing if it has not opened it."""
-        run = self._offer_of_parent(number)[1] if Launch.detect().is_lightning_child else None
-        return run if isinstance(run, dict) else {}
-
-    def offer(self, number: int, base_id: str, run: Mapping[str, Any] | None = None) -> None:
-        """Pass the base id of logger `number`, and what to tell of its run, to processes started from now on."""
-        if self._written_by != os.getpid():
-            self._offered, self._written_by = [], os.getpid()
-        self._offered += ['""'] * (number + 1 - len(self._offered))
-        self._offered[number] = json.dumps(base_id if run is None else [base_id, run])
-        with suppress(OSError):  # without the note, further processes get the id once there is a process group
-            inherited_rank.tell("ids", f"[{', '.join(self._offered)}]")
-
-    def _offer_of_parent(self, number: int) -> tuple[str, Any]:
-        """The base id and the run of a logger, in the note of the parent process."""
-        offered = inherited_rank.told("ids", os.getppid()) or []
-        offer = offered[number] if number < len(offered) else ""
-        base_id, run = offer if isinstance(offer, list) else (offer, None)
-        return base_id, run
-
-
-script_ids: ScriptIds = ScriptIds()
-
-
-def told_of(run: AnyRun) -> dict[str, Any]:
-    """Return what further processes of the script are told of a run: its config, without secrets, and its metadata."""
-    config = run_metadata.arguments_for_others({"config": given_values(getattr(run, "config", None))})
-    return {**config, "metadata": run_metadata.metadata_of(run)}
-
-
 class SessionHolder:
     """Opens and holds the session of one logger."""
 
@@ -181,7 +75,7 @@ class SessionHolder:
         self.axis: str | None = None if arguments.get("sync_tensorboard") else _STEP_METRIC
         self.number: int  # index of the logger in the script
         self.base_id: str  # of all runs, as far as it is known here
-        self.number, self.base_id = script_ids.next_id(self._requested_id or make_id())
+        self.number, self.base_id = launching.script_ids.next_id(self._requested_id or make_id())
         is_main = self.launch.is_first_process and not Launch.detect().is_lightning_child
         if self._requested_id is None and is_main:  # an earlier start of the job may be continued
             earlier = RestartStore(
@@ -189,7 +83,7 @@ class SessionHolder:
             ).find()
             if earlier is not None:
                 self.base_id = earlier.record.base_id
-                script_ids.offer(self.number, self.base_id)
+                launching.script_ids.offer(self.number, self.base_id)
 
     def for_copy(self, run: Run | None) -> SessionHolder:
         copied = SessionHolder.__new__(SessionHolder)
@@ -206,13 +100,13 @@ class SessionHolder:
     @cached_property
     def early_config(self) -> dict[str, Any]:
         """Before the session is open, what this rank was given, a sweep's values and rank 0's. It may be changed."""
-        theirs = run_metadata.with_own_secrets(script_ids.run_of(self.number), self._arguments)
+        theirs = run_metadata.with_own_secrets(launching.script_ids.run_of(self.number), self._arguments)
         return {**run_metadata.chosen_config(self._arguments), **sweeps.values(), **theirs.get("config", {})}
 
     def early_metadata(self) -> dict[str, Any]:
         """Before the session is open, the metadata that this rank requests, then that of rank 0's run."""
         arguments, run_id = sweeps.trial_arguments(self._arguments), sweeps.trial_id() or self.known_id
-        theirs = run_metadata.from_json(script_ids.run_of(self.number).get("metadata", {}))
+        theirs = run_metadata.from_json(launching.script_ids.run_of(self.number).get("metadata", {}))
         return {**run_metadata.as_requested(arguments, run_id, is_offline=self._is_offline), **theirs}
 
     @property
@@ -296,7 +190,7 @@ class SessionHolder:
             session.run.define_metric("*", step_metric="global_step")  # tensorboard's, as the stock logger
         self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
         if topology.world_size == 1:
-            script_ids.offer(self.number, str(self.base_id), told_of(session.run))
+            launching.script_ids.offer(self.number, str(self.base_id), told_of(session.run))
         else:
             _final[self.number, self.launch.home] = session
             session.expect_config(vars(self).get("early_config", {}))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from new_process import forget_notes
 
-from dist_wandb.lightning import session_holder
-from dist_wandb.lightning.session_holder import ScriptIds
+from dist_wandb.lightning import launching
+from dist_wandb.lightning.launching import ScriptIds
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def begin_script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Begin the script as in a new process: the main one, or one with local rank 1 that `parent` has started."""
 
     def begin(parent: int | None = None) -> None:
-        monkeypatch.setattr(session_holder, "script_ids", ScriptIds())
+        monkeypatch.setattr(launching, "script_ids", ScriptIds())
         if parent is None:
             forget_notes()
         else:

@@ -22,7 +22,7 @@ from lightning_trainers import as_rank
 from dist_wandb import DistWandbLogger
 from dist_wandb.job.topology import Topology
 from dist_wandb.lightning import session_holder
-from dist_wandb.lightning.session_holder import LaunchState
+from dist_wandb.lightning.launching import LaunchState
 from dist_wandb.session import inherited_rank, registry
 from dist_wandb.settings.options import Limits
 

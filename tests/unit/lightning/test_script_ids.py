@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_wandb.lightning.session_holder import ScriptIds
+from dist_wandb.lightning.launching import ScriptIds
 from dist_wandb.session.inherited_rank import told
 
 Child = Callable[..., ScriptIds]
@@ -76,7 +76,7 @@ def test_a_child_of_another_process_uses_its_own_id(child: Child) -> None:
 
 def test_a_fork_offers_its_own_ids_and_the_environment_is_unchanged(tmp_path: Path) -> None:
     script = (
-        "import os, sys; before = dict(os.environ); from dist_wandb.lightning.session_holder import ScriptIds; "
+        "import os, sys; before = dict(os.environ); from dist_wandb.lightning.launching import ScriptIds; "
         "from dist_wandb.session.inherited_rank import told; ids = ScriptIds(); ids.next_id('first'); "
         "os.fork() or (ids.next_id('of the fork'), print(told('ids', os.getpid())), sys.exit()); os.wait(); "
         "print(told('ids', os.getpid())); assert dict(os.environ) == before"

@@ -18,7 +18,7 @@ MODULES = sorted(
         "cli/uploads/*.py",
         "session/restart.py",
         "runs/client_settings.py",
-        "lightning/session_holder.py",
+        "lightning/launching.py",
     )
     for path in SOURCES.glob(pattern)
     if path.relative_to(SOURCES).as_posix() not in LEFT_OUT
