@@ -16,8 +16,8 @@ from counting import Outage
 
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.topology import Topology
+from dist_wandb.runs.definitions import STEP_METRIC
 from dist_wandb.runs.run_metadata import chosen_config
-from dist_wandb.runs.writer import STEP_METRIC
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options

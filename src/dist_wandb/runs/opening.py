@@ -49,8 +49,8 @@ from dist_wandb.job.job_store import JobStore, SharedList
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import warn
 from dist_wandb.runs import client_settings, interception, requested, sweeps, wandb_private
+from dist_wandb.runs.definitions import define_step_metric
 from dist_wandb.runs.null_run import AnyRun, NullRun, Run
-from dist_wandb.runs.writer import define_step_metric
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RunPlan, unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar

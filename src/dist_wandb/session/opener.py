@@ -29,9 +29,9 @@ from dist_wandb.job.launch import Launch, detected_launchers, doubts_of
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import interception, requested, run_metadata, sweeps, wandb_private
+from dist_wandb.runs.definitions import STEP_METRIC, define_step_metric
 from dist_wandb.runs.null_run import AnyRun, Run
 from dist_wandb.runs.opening import RunOpener, run_key
-from dist_wandb.runs.writer import STEP_METRIC, define_step_metric
 from dist_wandb.session import inherited_rank, job_description, registry, restart
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_link import MOVED, JobLink, move

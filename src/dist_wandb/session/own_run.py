@@ -28,10 +28,11 @@ from dist_wandb.exchange.rows import Rows
 from dist_wandb.job.job_store import SharedList, is_first
 from dist_wandb.notices import Notices, warn
 from dist_wandb.runs import interception, requested, run_metadata, wandb_private, writer
+from dist_wandb.runs.definitions import STEP_METRIC, MetricDefiner
 from dist_wandb.runs.null_run import AnyRun, NullRun
 from dist_wandb.runs.opening import RunOpener, run_key
 from dist_wandb.runs.summary import SummaryWrites
-from dist_wandb.runs.writer import STEP_METRIC, MetricDefiner, RunWriter
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.session import registry
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.job_description import ask

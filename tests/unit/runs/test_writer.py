@@ -13,7 +13,8 @@ from opened_runs import FIRST, SECOND, opened
 
 from dist_wandb.job.topology import Topology
 from dist_wandb.runs import writer
-from dist_wandb.runs.writer import RunWriter, define_step_metric
+from dist_wandb.runs.definitions import define_step_metric
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
 
 pytestmark = pytest.mark.usefixtures("bare_environment")

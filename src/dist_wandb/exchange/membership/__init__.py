@@ -120,7 +120,7 @@ class Membership:
         one, is the primary; to a rank that only watches, in any case. If this rank waits no longer, it moves with what
         it has to write, unless rank 0 may still come.
         """
-        arrival = _Arrival(self, within, hooks, is_due, watches=watches)
+        arrival = _Arriving(self, within, hooks, is_due, watches=watches)
         # whether to check at once whether it is this rank that has to claim the generation
         is_urgent = lambda: (not self.unit.index or hooks.move is not None) and is_due()  # noqa: E731
         try:
@@ -257,7 +257,7 @@ class Membership:
         return poll_until_stopped(query, within, self._is_stopped, self.unit.size)
 
 
-class _Arrival:
+class _Arriving:
     """A rank that has arrived, and has no generation yet; the arguments are those of `Membership.arrive`."""
 
     def __init__(
