@@ -134,8 +134,9 @@ def test_an_online_secondary_opens_after_its_primary(fake_wandb: FakeWandb) -> N
 
 
 def test_a_shared_run_waits_only_for_writers_that_have_opened_a_session(
-    store: dist.Store, job: Job, fake_wandb: FakeWandb
+    store: dist.Store, job: Job, fake_wandb: FakeWandb, limit: Limit
 ) -> None:
+    limit(generations, APART=0.5)
     three = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
     shared: Any = {"run_mode": "shared", "reduce": None, "limits": {"join_timeout": 600.0}}
     unit = unit_of(three[1], "global")
@@ -260,7 +261,7 @@ def test_another_rank_of_a_node_writes_its_run_if_the_first_one_does_not(
     job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks
 ) -> None:
     ranks = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
-    options: dict[str, Any] = {"rank_scope": "worker", "system_metrics": "all-nodes", "limits": {"join_timeout": 3.0}}
+    options: dict[str, Any] = {"rank_scope": "worker", "system_metrics": "all-nodes", "limits": {"join_timeout": 1.0}}
     here = job([ranks[rank] for rank in (0, 1, 3)], lambda _: {"id": "exp", "name": "n"}, **options)
     eventually(lambda: here[2].run)
     (late,) = job([ranks[2]], lambda _: {"id": "exp", "name": "n"}, **options)

@@ -59,7 +59,7 @@ def test_a_failure_of_another_rank_fails_the_run(job: Job, mode: str) -> None:
 
 
 def test_a_failure_before_another_rank_writes_the_run_fails_it(job: Job, fake_wandb: FakeWandb) -> None:
-    first, second = job(THREE[1:], lambda _: {"id": "exp"}, limits={"join_timeout": 2.0})
+    first, second = job(THREE[1:], lambda _: {"id": "exp"}, limits={"join_timeout": 1.0})
     for session in (first, second):
         session.log({"loss": 1.0}, step=0)
     second.finish(7)
