@@ -248,7 +248,6 @@ def test_accelerators_in_a_loop_without_end_training_have_one_run(
 # --- on other ranks ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("way", ["never used, guarded", "never used", "without logs, guarded", "without logs"])
 def test_a_rank_skips_sessions_without_it_and_takes_part_in_the_end(
     open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, way: str
@@ -286,7 +285,6 @@ def test_a_rank_whose_job_has_ended_can_log_and_end_despite_warnings_as_errors(
     assert "Rank 1 logged 1 rows, but the main process has not called" in given
 
 
-@pytest.mark.usefixtures("fake_wandb")
 def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
     open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +302,6 @@ def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
     assert not list(early.late_join.rows)
 
 
-@pytest.mark.usefixtures("fake_wandb")
 def test_a_rank_ahead_of_the_main_process_does_not_join_the_run_of_an_earlier_turn(
     open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +316,6 @@ def test_a_rank_ahead_of_the_main_process_does_not_join_the_run_of_an_earlier_tu
     assert second.get_tracker("dist_wandb").session.id == "id-2"
 
 
-@pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_rank_goes_on_with_the_session_of_an_earlier_tracker(
     open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, ends: bool

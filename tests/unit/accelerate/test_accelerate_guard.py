@@ -397,7 +397,7 @@ def test_early_rows_beyond_the_limit_are_dropped_with_a_warning(
 # --- the config -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("off_main", "fake_wandb")
+@pytest.mark.usefixtures("off_main")
 @pytest.mark.parametrize("way", ["init_trackers", "attach"])
 def test_a_rank_without_a_run_reads_the_main_processs_config_despite_its_own(
     open_main: Callable[..., Session], way: str
@@ -416,7 +416,7 @@ def test_a_rank_without_a_run_reads_the_main_processs_config_despite_its_own(
     assert tracker.tracker.config.own == 1
 
 
-@pytest.mark.usefixtures("off_main", "fake_wandb")
+@pytest.mark.usefixtures("off_main")
 @pytest.mark.parametrize("is_early", [False, True])
 def test_config_and_session_wait_until_the_main_process_has_started(
     open_main: Callable[..., Session], is_early: bool
@@ -435,7 +435,7 @@ def test_config_and_session_wait_until_the_main_process_has_started(
         _ = tracker.session
 
 
-@pytest.mark.usefixtures("off_main", "fake_wandb")
+@pytest.mark.usefixtures("off_main")
 def test_a_run_that_a_script_has_from_before_the_start_is_that_of_the_session(
     open_main: Callable[..., Session],
 ) -> None:
@@ -472,7 +472,7 @@ def test_what_a_script_does_with_its_run_before_the_start_is_done_with_the_run_o
     assert [alert[0] for alert in of_rank.alerts] == ["NaN"]
 
 
-@pytest.mark.usefixtures("off_main", "fake_wandb", "store")
+@pytest.mark.usefixtures("off_main", "store")
 def test_if_the_main_process_never_starts_there_is_no_session_and_the_config_is_empty() -> None:
     tracker = quick(0.1)
     config = accelerator_with(tracker).get_tracker("dist_wandb", unwrap=True).config

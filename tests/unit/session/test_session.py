@@ -186,11 +186,19 @@ def test_an_uninitialised_session_raises_instead_of_recursing() -> None:
         ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
         ({"strict": "yes"}, "strict='yes' is neither True nor False. Pass one of them"),
         ({"limits": {"heartbeat": "x"}}, "heartbeat must be a positive number of seconds, got 'x'."),
-        (
-            {"limits": {"hartbeat": 1.0}},
-            "limits has an unknown name 'hartbeat'. Allowed: 'join_timeout'",
-        ),
+        ({"limits": {"hartbeat": 1.0}}, "limits has an unknown name 'hartbeat'. Allowed: 'join_timeout'"),
         ({"limits": 60}, "limits must be dist_wandb.Limits(...) or a mapping of its arguments, got 60."),
+        ({"primary_rank": 1.0}, "primary_rank=1.0 is not a rank"),
+        ({"primary_rank": True}, "primary_rank=True is not a rank"),
+        ({"stall_timeout": "never"}, "'never' is neither a positive number of seconds nor 'auto' nor None"),
+        ({"stall_timeout": 0}, "stall_timeout=0 is neither a positive number"),
+        ({"stall_timeout": True}, "stall_timeout=True is neither a positive number"),
+        ({"on_stall": 7}, "on_stall=7 cannot be called. Pass a function of one argument"),
+        ({"primary_rank": 1, "rank_scope": "worker"}, 'cannot be combined with rank_scope="worker"'),
+        ({"primary_rank": 1, "system_metrics": "all-nodes"}, 'cannot be combined with system_metrics="all-nodes"'),
+        ({"unit": 3}, "unit=3 does not name ranks"),
+        ({"unit": [0, 1.5]}, "names 1.5, which is not a rank"),
+        ({"unit": [-1]}, "names -1, which is not a rank"),
     ],
 )
 def test_invalid_options_are_refused(fake_wandb: FakeWandb, arguments: dict[str, Any], message: str) -> None:
