@@ -269,6 +269,13 @@ def test_a_run_beside_the_open_one_does_not_become_current(fake_wandb: FakeWandb
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": 1.0, "global_step": 0}], []]
 
 
+def test_finish_also_ends_the_run_that_a_logger_uses(fake_wandb: FakeWandb) -> None:
+    run: Any = dist_wandb.init().run
+    open_session(Options(), {}, integration="test", adopt=lambda _: run)
+    dist_wandb.finish(2)
+    assert (wandb_run(), fake_wandb.runs[0].exit_codes) == (None, [2])
+
+
 def test_finish_also_ends_the_run_of_wandbs_own_init_that_a_logger_uses(fake_wandb: FakeWandb) -> None:
     run: Any = fake_wandb.init()
     with mock.patch.multiple(wandb, run=run, finish=run.finish):

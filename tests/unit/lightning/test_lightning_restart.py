@@ -178,3 +178,10 @@ def test_other_loggers_do_not_use_the_recorded_id(arguments: dict[str, Any]) -> 
     leave_note("earlier", world_size=1)
     assert DistWandbLogger(project="digits", run_mode="new", **arguments).experiment.id != "earlier"
     assert len(list(NOTES.iterdir())) == 1
+
+
+def test_a_world_of_one_continues_the_recorded_run(fake_wandb: FakeWandb) -> None:
+    leave_note("earlier", world_size=1)
+    logger = DistWandbLogger(project="digits", run_mode="new", resume="auto")
+    assert logger.experiment.id == "earlier"
+    assert fake_wandb.arguments[0]["resume"] == "allow"  # W&B would follow its own record, whoever owns it
