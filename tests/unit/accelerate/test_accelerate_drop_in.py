@@ -83,15 +83,21 @@ def test_arguments_of_the_stock_tracker_are_passed_to_wandb(fake_wandb: FakeWand
     for log_with in (DistWandbTracker(), "dist_wandb", "wandb"):
         accelerator = accelerator_with(log_with)
         config = None if log_with == "wandb" else {"lr": 0.1}  # the stock tracker needs wandb.config
-        accelerator.init_trackers("digits", config, {"wandb": {"tags": ["a"]}})
+        accelerator.init_trackers("digits", config, {"wandb": {"tags": ["a"]}, "tensorboard": {"flush_secs": 1}})
         accelerator.log({"loss": 0.1, "text": "a", "nested": {"b": 1}}, step=0)
+        accelerator.log({"loss": 0.2}, step=1, log_kwargs={"wandb": {"commit": True}})
+        accelerator.log({"late": 0.3}, step=1)
         if config is not None:
             accelerator.get_tracker("wandb").store_init_configuration({"lr": 0.2, "seed": 1})
         accelerator.end_training()
         reset()
     ours, named, stock = fake_wandb.runs
     assert ours.config == named.config == {"lr": 0.2, "seed": 1}
-    assert ours.rows == named.rows == [{**row, "global_step": 0} for row in stock.rows]
+    assert (
+        ours.rows
+        == named.rows
+        == [{**row, "global_step": step} for row, step in zip(stock.rows, (0, 1, 1), strict=True)]
+    )
     assert [{**given, "config": None} for given in fake_wandb.arguments] == [
         {"project": "digits", "tags": ["a"], "config": None}
     ] * 3

@@ -193,26 +193,6 @@ def test_an_unknown_argument_in_init_trackers_is_refused(fake_wandb: FakeWandb, 
 # --- usage ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("log_with", [DistWandbTracker, lambda: "dist_wandb"], ids=["by instance", "by name"])
-def test_as_a_replacement_the_tracker_works_with_arguments_for_wandb(
-    fake_wandb: FakeWandb, log_with: Callable[[], Any]
-) -> None:
-    accelerator = accelerator_with(log_with())
-    accelerator.init_trackers("digits", init_kwargs={"wandb": {"tags": ["a"]}, "tensorboard": {"flush_secs": 1}})
-    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"]}]
-    accelerator.log({"loss": 0.5}, step=3, log_kwargs={"wandb": {"commit": False}})
-    accelerator.log({"accuracy": 0.9}, log_kwargs={"dist_wandb": {"commit": True}})
-    (run,) = fake_wandb.runs
-    tracker = accelerator.get_tracker("dist_wandb")
-    assert accelerator.get_tracker("wandb") is tracker
-    assert accelerator.get_tracker("dist_wandb", unwrap=True) is tracker.tracker is run
-    assert get_run() is tracker.session
-    accelerator.end_training()
-    assert run.logged == [({"loss": 0.5, "accuracy": 0.9, "global_step": 3}, {})]
-    assert run.exit_codes == [None]
-    assert not get_run()
-
-
 USES: list[Callable[[DistWandbTracker], object]] = [
     lambda tracker: tracker.session,
     lambda tracker: tracker.tracker,
