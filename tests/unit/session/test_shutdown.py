@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeWandb, Job, Meeting
+from fakes import THREE, FakeWandb, Job, Meeting
 from limits import Limit
 from units import eventually
 
@@ -17,8 +17,6 @@ from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.session import Session
 from dist_wandb.wandb_files.debug_log import log_of
-
-THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 
 
 def codes_of(session: Session) -> list[int | None]:
