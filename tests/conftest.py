@@ -34,6 +34,7 @@ from units import live_exchanges
 from wandb_server import WandbServer
 
 from dist_wandb.exchange import interface, turns
+from dist_wandb.exchange.membership import generations
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
@@ -157,6 +158,7 @@ def parts(bare_environment: None, fake_wandb: FakeWandb, monkeypatch: pytest.Mon
 
 _OF_RANKS_AS_THREADS: tuple[tuple[Any, str, object], ...] = (
     (inherited_rank, "announce", lambda: None),  # the process that they are starts jobs
+    (generations, "APART", 0.5),  # most tests know which ranks come
     (interface, "LAST_WRITES", 20.0),  # a thread may be delayed, also at its end
     (turns, "NEW_NAME_HEARTBEATS", 1000),  # rows that ranks log one after the other belong together
     (watcher, "begin", lambda *_: None),  # they would have one each

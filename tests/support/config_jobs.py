@@ -19,7 +19,6 @@ from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import unit_of
 
 HEARTBEAT = 0.05
-THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 NODES = [Topology(2 * node + rank, rank, node, 4, 2, 2) for node in range(2) for rank in range(2)]
 LIMITS = Limits(join_timeout=30.0, finish_timeout=30.0, peer_timeout=30.0, heartbeat=HEARTBEAT)
 Open = Callable[..., Session]

@@ -23,6 +23,7 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 Job = Callable[..., list[Session]]
 

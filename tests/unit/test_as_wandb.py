@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 import wandb
-from fakes import FakeWandb, Job
+from fakes import TWO, FakeWandb, Job
 from processes import run_python
 from wandb.sdk.lib import module as module_of_wandb
 from wandb.sdk.wandb_config import Config
@@ -25,7 +25,6 @@ from wandb.sdk.wandb_run import Run
 import dist_wandb
 from dist_wandb import as_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
@@ -48,7 +47,6 @@ LISTED = set(dir(dist_wandb)) - {*dist_wandb.__all__, "DistWandbCallback", "Dist
 ACTING = {name for name in LISTED - CHECKED - OF_CURRENT if vars(as_wandb).get(name) is getattr(dist_wandb, name)}
 OF_WANDB = LISTED - CHECKED - OF_CURRENT - ACTING
 OF_BOTH = {"errors", "cli"}  # modules
-TWO_RANKS = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 
 
 # --- the names --------------------------------------------------------------------------------------------------------
@@ -297,7 +295,7 @@ def test_functions_imported_before_the_session_act_on_it_and_can_be_pickled(fake
 
 
 def test_a_rank_without_a_run_can_use_every_function(job: Job) -> None:
-    first, second = job(TWO_RANKS, lambda _: {"config": {"lr": 0.1}, "name": "digits"})
+    first, second = job(TWO, lambda _: {"config": {"lr": 0.1}, "name": "digits"})
     registry.remove(first)  # as in the process of the other rank
     assert dist_wandb.run is second
     for name in sorted(ACTING - {"finish", "join", "log"}):
@@ -335,7 +333,7 @@ def test_names_that_a_script_assigns_are_the_runs_again_after_init_and_finish(fa
 
 def test_private_names_of_a_run_that_integrations_use_exist_on_every_rank(job: Job) -> None:
     """torchtune, transformers, tianshou, Avalanche and simpletransformers call ``wandb.run._label``."""
-    first, second = job(TWO_RANKS)
+    first, second = job(TWO)
     for session in (first, second):
         session._label(code="torchtune")
         session._config_callback(key="a", val=1)

@@ -83,15 +83,21 @@ def test_arguments_of_the_stock_tracker_are_passed_to_wandb(fake_wandb: FakeWand
     for log_with in (DistWandbTracker(), "dist_wandb", "wandb"):
         accelerator = accelerator_with(log_with)
         config = None if log_with == "wandb" else {"lr": 0.1}  # the stock tracker needs wandb.config
-        accelerator.init_trackers("digits", config, {"wandb": {"tags": ["a"]}})
+        accelerator.init_trackers("digits", config, {"wandb": {"tags": ["a"]}, "tensorboard": {"flush_secs": 1}})
         accelerator.log({"loss": 0.1, "text": "a", "nested": {"b": 1}}, step=0)
+        accelerator.log({"loss": 0.2}, step=1, log_kwargs={"wandb": {"commit": True}})
+        accelerator.log({"late": 0.3}, step=1)
         if config is not None:
             accelerator.get_tracker("wandb").store_init_configuration({"lr": 0.2, "seed": 1})
         accelerator.end_training()
         reset()
     ours, named, stock = fake_wandb.runs
     assert ours.config == named.config == {"lr": 0.2, "seed": 1}
-    assert ours.rows == named.rows == [{**row, "global_step": 0} for row in stock.rows]
+    assert (
+        ours.rows
+        == named.rows
+        == [{**row, "global_step": step} for row, step in zip(stock.rows, (0, 1, 1), strict=True)]
+    )
     assert [{**given, "config": None} for given in fake_wandb.arguments] == [
         {"project": "digits", "tags": ["a"], "config": None}
     ] * 3
@@ -248,7 +254,6 @@ def test_accelerators_in_a_loop_without_end_training_have_one_run(
 # --- on other ranks ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("way", ["never used, guarded", "never used", "without logs, guarded", "without logs"])
 def test_a_rank_skips_sessions_without_it_and_takes_part_in_the_end(
     open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, way: str
@@ -286,7 +291,6 @@ def test_a_rank_whose_job_has_ended_can_log_and_end_despite_warnings_as_errors(
     assert "Rank 1 logged 1 rows, but the main process has not called" in given
 
 
-@pytest.mark.usefixtures("fake_wandb")
 def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
     open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +308,6 @@ def test_early_rows_of_a_tracker_by_name_are_kept_when_it_gets_its_arguments(
     assert not list(early.late_join.rows)
 
 
-@pytest.mark.usefixtures("fake_wandb")
 def test_a_rank_ahead_of_the_main_process_does_not_join_the_run_of_an_earlier_turn(
     open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +322,6 @@ def test_a_rank_ahead_of_the_main_process_does_not_join_the_run_of_an_earlier_tu
     assert second.get_tracker("dist_wandb").session.id == "id-2"
 
 
-@pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_rank_goes_on_with_the_session_of_an_earlier_tracker(
     open_main: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, ends: bool

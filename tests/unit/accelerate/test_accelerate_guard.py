@@ -193,26 +193,6 @@ def test_an_unknown_argument_in_init_trackers_is_refused(fake_wandb: FakeWandb, 
 # --- usage ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("log_with", [DistWandbTracker, lambda: "dist_wandb"], ids=["by instance", "by name"])
-def test_as_a_replacement_the_tracker_works_with_arguments_for_wandb(
-    fake_wandb: FakeWandb, log_with: Callable[[], Any]
-) -> None:
-    accelerator = accelerator_with(log_with())
-    accelerator.init_trackers("digits", init_kwargs={"wandb": {"tags": ["a"]}, "tensorboard": {"flush_secs": 1}})
-    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"]}]
-    accelerator.log({"loss": 0.5}, step=3, log_kwargs={"wandb": {"commit": False}})
-    accelerator.log({"accuracy": 0.9}, log_kwargs={"dist_wandb": {"commit": True}})
-    (run,) = fake_wandb.runs
-    tracker = accelerator.get_tracker("dist_wandb")
-    assert accelerator.get_tracker("wandb") is tracker
-    assert accelerator.get_tracker("dist_wandb", unwrap=True) is tracker.tracker is run
-    assert get_run() is tracker.session
-    accelerator.end_training()
-    assert run.logged == [({"loss": 0.5, "accuracy": 0.9, "global_step": 3}, {})]
-    assert run.exit_codes == [None]
-    assert not get_run()
-
-
 USES: list[Callable[[DistWandbTracker], object]] = [
     lambda tracker: tracker.session,
     lambda tracker: tracker.tracker,
@@ -397,7 +377,7 @@ def test_early_rows_beyond_the_limit_are_dropped_with_a_warning(
 # --- the config -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("off_main", "fake_wandb")
+@pytest.mark.usefixtures("off_main")
 @pytest.mark.parametrize("way", ["init_trackers", "attach"])
 def test_a_rank_without_a_run_reads_the_main_processs_config_despite_its_own(
     open_main: Callable[..., Session], way: str
@@ -416,7 +396,7 @@ def test_a_rank_without_a_run_reads_the_main_processs_config_despite_its_own(
     assert tracker.tracker.config.own == 1
 
 
-@pytest.mark.usefixtures("off_main", "fake_wandb")
+@pytest.mark.usefixtures("off_main")
 @pytest.mark.parametrize("is_early", [False, True])
 def test_config_and_session_wait_until_the_main_process_has_started(
     open_main: Callable[..., Session], is_early: bool
@@ -435,7 +415,7 @@ def test_config_and_session_wait_until_the_main_process_has_started(
         _ = tracker.session
 
 
-@pytest.mark.usefixtures("off_main", "fake_wandb")
+@pytest.mark.usefixtures("off_main")
 def test_a_run_that_a_script_has_from_before_the_start_is_that_of_the_session(
     open_main: Callable[..., Session],
 ) -> None:
@@ -472,7 +452,7 @@ def test_what_a_script_does_with_its_run_before_the_start_is_done_with_the_run_o
     assert [alert[0] for alert in of_rank.alerts] == ["NaN"]
 
 
-@pytest.mark.usefixtures("off_main", "fake_wandb", "store")
+@pytest.mark.usefixtures("off_main", "store")
 def test_if_the_main_process_never_starts_there_is_no_session_and_the_config_is_empty() -> None:
     tracker = quick(0.1)
     config = accelerator_with(tracker).get_tracker("dist_wandb", unwrap=True).config

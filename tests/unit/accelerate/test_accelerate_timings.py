@@ -61,14 +61,12 @@ def test_a_step_passes_through_its_parts_in_order(parts: list[str | None], fake_
     assert all(row[f"time/{part}"] > 0 for row in rows for part in ("data", "forward", "backward", "optimizer"))
 
 
-@pytest.mark.usefixtures("fake_wandb")
 def test_without_timings_nothing_is_measured(parts: list[str | None]) -> None:
     Script(DistWandbTracker(timings=True))  # another accelerator
     Script(DistWandbTracker()).start().train()
     assert parts == []
 
 
-@pytest.mark.usefixtures("fake_wandb")
 def test_objects_prepared_twice_are_measured_once(parts: list[str | None]) -> None:
     script = Script()
     script.accelerator.prepare(script.model, script.optimizer)
@@ -76,7 +74,6 @@ def test_objects_prepared_twice_are_measured_once(parts: list[str | None]) -> No
     assert [part for part in parts if part not in ("data", None)] == ["forward", "backward", "optimizer"] * 2
 
 
-@pytest.mark.usefixtures("fake_wandb")
 def test_a_failed_backward_pass_ends_its_part(parts: list[str | None]) -> None:
     script = Script().start()
     with pytest.raises(RuntimeError, match="grad"):
@@ -93,7 +90,6 @@ def test_a_second_run_has_timings_too(parts: list[str | None], fake_wandb: FakeW
     assert [sum("time/optimizer" in row for row in run.rows) for run in fake_wandb.runs] == [2, 2]
 
 
-@pytest.mark.usefixtures("fake_wandb")
 def test_loading_on_rank_0_for_all_ranks_is_not_measured(parts: list[str | None]) -> None:
     script = Script(dataloader_config=DataLoaderConfiguration(dispatch_batches=True)).start()
     script.train()
@@ -101,7 +97,6 @@ def test_loading_on_rank_0_for_all_ranks_is_not_measured(parts: list[str | None]
     assert parts.count("forward") == 2
 
 
-@pytest.mark.usefixtures("fake_wandb")
 def test_a_compiled_model_is_measured_from_outside_and_may_wait(parts: list[str | None]) -> None:
     script = Script(dynamo_backend="eager").start()
     script.train()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fakes import TWO
 from limits import Limit
 from torch.distributed import HashStore
 from units import Stall, eventually, live_exchanges
@@ -25,7 +26,6 @@ from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
 
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
 OWN_THREAD = "dist_wandb-own-rows"
 QUICK = Limits(join_timeout=30.0, finish_timeout=30.0)
 

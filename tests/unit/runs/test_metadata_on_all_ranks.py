@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 import wandb
 from config_jobs import begin_to_open
-from fakes import FakeWandb, Job
+from fakes import TWO, FakeWandb, Job
 from units import eventually
 from wandb.sdk.wandb_summary import Summary
 
@@ -24,7 +24,6 @@ from dist_wandb.session import opener
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
 NODES = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
 LIMITS = Limits(join_timeout=0.3, finish_timeout=0.3, heartbeat=0.05)
 

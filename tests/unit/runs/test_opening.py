@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import wandb
-from fakes import FakeRun, FakeWandb, Job, OnRanks
+from fakes import TWO, FakeRun, FakeWandb, Job, OnRanks
 from limits import Limit
 
 import dist_wandb
@@ -20,7 +20,6 @@ from dist_wandb.session import opener
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 DEAD = wandb.errors.CommError("Timed out\ninitializing run")
 
 

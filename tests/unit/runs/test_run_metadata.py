@@ -57,12 +57,9 @@ def test_without_group_run_or_address_a_group_has_no_page(fake_wandb: FakeWandb)
     assert len(fake_wandb.runs) == 2
 
 
-def test_no_run_is_in_progress_while_wandb_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))  # on another thread
+def test_without_an_imported_wandb_no_run_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))  # another thread is importing it
     assert run_metadata.running_run() is None
-
-
-def test_without_wandb_loaded_no_run_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "wandb")
     assert run_metadata.running_run() is None
     assert "wandb" not in sys.modules

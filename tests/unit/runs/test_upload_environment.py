@@ -15,9 +15,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 def test_an_upload_gets_the_writers_role_and_no_settings_of_another_run(
-    bare_environment: None,  # noqa: ARG001  # used for its effect
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("RUN_ID", "NAME", "TAGS", "RUN_GROUP", "RESUME", "SERVICE", "MODE", "SILENT", "X_LABEL"):
         monkeypatch.setenv(f"WANDB_{name}", "another's")
@@ -40,7 +38,6 @@ def test_an_upload_gets_the_writers_role_and_no_settings_of_another_run(
     assert dict(os.environ) == before
 
 
-@pytest.mark.usefixtures("bare_environment")
 def test_settings_of_the_current_directory_do_not_affect_an_upload(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from fakes import FakeWandb, Job, OnRanks
+from fakes import THREE, FakeWandb, Job, OnRanks
 from processes import clean_environment
 from units import eventually
 from wandb.sdk.internal import profiler
@@ -23,12 +23,9 @@ from wandb.sdk.wandb_alerts import AlertLevel
 import dist_wandb
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import SharedList
-from dist_wandb.job.topology import Topology
 from dist_wandb.session import own_run
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
-
-THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 
 
 def test_an_alert_of_all_ranks_is_sent_once_for_each_time(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:

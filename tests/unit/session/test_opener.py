@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import wandb
-from fakes import TWO, FakeWandb, Job, Meeting, OnRanks, open_rank
+from fakes import THREE, TWO, FakeWandb, Job, Meeting, OnRanks, open_rank
 from limits import Limit
 from units import eventually, live_exchanges
 
@@ -134,16 +134,16 @@ def test_an_online_secondary_opens_after_its_primary(fake_wandb: FakeWandb) -> N
 
 
 def test_a_shared_run_waits_only_for_writers_that_have_opened_a_session(
-    store: dist.Store, job: Job, fake_wandb: FakeWandb
+    store: dist.Store, job: Job, fake_wandb: FakeWandb, limit: Limit
 ) -> None:
-    three = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+    limit(generations, APART=0.5)
     shared: Any = {"run_mode": "shared", "reduce": None, "limits": {"join_timeout": 600.0}}
-    unit = unit_of(three[1], "global")
-    generations.publish_opened(JobStore(store, "test/1", three[1], 20.0).below(generations.keys_of(unit)), unit)
-    job(three[:1], **shared)[0].log({"loss": 1.0}, step=0, commit=True)
+    unit = unit_of(THREE[1], "global")
+    generations.publish_opened(JobStore(store, "test/1", THREE[1], 20.0).below(generations.keys_of(unit)), unit)
+    job(THREE[:1], **shared)[0].log({"loss": 1.0}, step=0, commit=True)
     time.sleep(generations.APART + 0.5)
     assert fake_wandb.runs[0].rows == [], "rank 1 is about to attach"
-    job(three[1:2], **shared)
+    job(THREE[1:2], **shared)
     eventually(lambda: fake_wandb.runs[0].rows)  # rank 2 never comes
 
 
@@ -260,7 +260,7 @@ def test_another_rank_of_a_node_writes_its_run_if_the_first_one_does_not(
     job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks
 ) -> None:
     ranks = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
-    options: dict[str, Any] = {"rank_scope": "worker", "system_metrics": "all-nodes", "limits": {"join_timeout": 3.0}}
+    options: dict[str, Any] = {"rank_scope": "worker", "system_metrics": "all-nodes", "limits": {"join_timeout": 1.0}}
     here = job([ranks[rank] for rank in (0, 1, 3)], lambda _: {"id": "exp", "name": "n"}, **options)
     eventually(lambda: here[2].run)
     (late,) = job([ranks[2]], lambda _: {"id": "exp", "name": "n"}, **options)

@@ -53,15 +53,6 @@ def test_a_name_that_is_logged_nested_too_is_one_metric_and_reported_once(
     assert caplog.text.count("rank 0 logged 'd.x' both as this name and nested") == 1
 
 
-def test_an_exception_in_a_with_block_is_in_the_log_of_its_run(
-    fake_wandb: FakeWandb, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(ValueError, match="too large"), dist_wandb.init():
-        raise ValueError("too large")
-    assert capsys.readouterr().err.count("ValueError: too large") == 1
-    assert fake_wandb.runs[0].exit_codes == [1]
-
-
 @pytest.mark.parametrize(("mode", "scope"), ALL_MODES)
 def test_wandb_gets_exactly_the_users_arguments_in_a_world_of_one(fake_wandb: FakeWandb, mode: Any, scope: Any) -> None:
     config = {"lr": 0.1}
@@ -195,11 +186,19 @@ def test_an_uninitialised_session_raises_instead_of_recursing() -> None:
         ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
         ({"strict": "yes"}, "strict='yes' is neither True nor False. Pass one of them"),
         ({"limits": {"heartbeat": "x"}}, "heartbeat must be a positive number of seconds, got 'x'."),
-        (
-            {"limits": {"hartbeat": 1.0}},
-            "limits has an unknown name 'hartbeat'. Allowed: 'join_timeout'",
-        ),
+        ({"limits": {"hartbeat": 1.0}}, "limits has an unknown name 'hartbeat'. Allowed: 'join_timeout'"),
         ({"limits": 60}, "limits must be dist_wandb.Limits(...) or a mapping of its arguments, got 60."),
+        ({"primary_rank": 1.0}, "primary_rank=1.0 is not a rank"),
+        ({"primary_rank": True}, "primary_rank=True is not a rank"),
+        ({"stall_timeout": "never"}, "'never' is neither a positive number of seconds nor 'auto' nor None"),
+        ({"stall_timeout": 0}, "stall_timeout=0 is neither a positive number"),
+        ({"stall_timeout": True}, "stall_timeout=True is neither a positive number"),
+        ({"on_stall": 7}, "on_stall=7 cannot be called. Pass a function of one argument"),
+        ({"primary_rank": 1, "rank_scope": "worker"}, 'cannot be combined with rank_scope="worker"'),
+        ({"primary_rank": 1, "system_metrics": "all-nodes"}, 'cannot be combined with system_metrics="all-nodes"'),
+        ({"unit": 3}, "unit=3 does not name ranks"),
+        ({"unit": [0, 1.5]}, "names 1.5, which is not a rank"),
+        ({"unit": [-1]}, "names -1, which is not a rank"),
     ],
 )
 def test_invalid_options_are_refused(fake_wandb: FakeWandb, arguments: dict[str, Any], message: str) -> None:
@@ -240,6 +239,7 @@ def test_options_are_documented_alike_by_logger_and_tracker_and_in_full_by_init(
         ({"projct": "x"}, "dist_wandb.init got the argument 'projct', which wandb.init does not know."),
         ({"runmode": "new"}, "Did you mean 'run_mode'?"),
         ({"id": "a/b"}, "id='a/b' given to dist_wandb.init has '/', which W&B refuses"),
+        ({"settings": {"run_id": "a%b"}}, "id='a%b' has '%', which W&B refuses"),
         ({"mode": "shared"}, "Pass run_mode='shared'"),
         ({}, "WANDB_RUN_ID='a/b' has '/'"),
     ],

@@ -90,9 +90,12 @@ CODES: dict[BaseException, int] = {
 
 
 @pytest.mark.parametrize("error", CODES, ids=repr)
-def test_an_exception_in_the_with_statement_sets_the_exit_code(fake_wandb: FakeWandb, error: BaseException) -> None:
+def test_an_exception_in_the_with_statement_is_in_the_log_and_sets_the_exit_code(
+    fake_wandb: FakeWandb, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
     with pytest.raises(type(error)), dist_wandb.init():
         raise error
+    assert capsys.readouterr().err.count("RuntimeError: x") == isinstance(error, RuntimeError)
     assert fake_wandb.runs[0].exit_codes == [CODES[error]]
     assert not get_run()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeWandb, Job, Meeting
+from fakes import THREE, FakeWandb, Job, Meeting
 from limits import Limit
 from units import eventually
 
@@ -17,8 +17,6 @@ from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.session import Session
 from dist_wandb.wandb_files.debug_log import log_of
-
-THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 
 
 def codes_of(session: Session) -> list[int | None]:
@@ -59,7 +57,7 @@ def test_a_failure_of_another_rank_fails_the_run(job: Job, mode: str) -> None:
 
 
 def test_a_failure_before_another_rank_writes_the_run_fails_it(job: Job, fake_wandb: FakeWandb) -> None:
-    first, second = job(THREE[1:], lambda _: {"id": "exp"}, limits={"join_timeout": 2.0})
+    first, second = job(THREE[1:], lambda _: {"id": "exp"}, limits={"join_timeout": 1.0})
     for session in (first, second):
         session.log({"loss": 1.0}, step=0)
     second.finish(7)

@@ -84,7 +84,7 @@ def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb
     assert run.rows == [{"loss": 0.25, "tokens": 7, "lr": 0.0, "text": "of 0", **spread, "global_step": 7}]
 
 
-@pytest.mark.usefixtures("store", "fake_wandb")
+@pytest.mark.usefixtures("store")
 def test_a_rank_without_a_run_reads_a_frameworks_x_axis(on_ranks: OnRanks) -> None:
     """As on the rank with the run."""
     axis = "trainer/global_step"
@@ -280,7 +280,6 @@ def test_invalid_rows_are_refused_as_a_whole(job: Job, fake_wandb: FakeWandb, op
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": 2.0, "global_step": 0}]] * (2 if options else 1)
 
 
-@pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 def test_vectors_are_those_of_the_primary_at_the_time_of_the_call(job: Job, mode: Any) -> None:
     sessions = job(TWO, run_mode=mode, reduce="mean", per_rank=["logits"])

@@ -136,14 +136,6 @@ def published(
     return found, withheld
 
 
-def test_published_text_has_no_secrets_but_ranks_that_have_them_read_all() -> None:
-    values, withheld = published(GIVEN, GIVEN)
-    assert list(values) == list(GIVEN)
-    assert filled(values, withheld, GIVEN) == GIVEN
-    mine = json.loads(json.dumps(GIVEN).replace("s3cr3t", "mine")) | {"names": {1: {"password": "mine"}, 2: "b"}}
-    assert filled(values, withheld, mine) == mine
-
-
 def test_a_rank_without_the_secrets_reads_the_rest() -> None:
     rest: dict[str, Any] = {
         "lr": 0.1,

@@ -74,30 +74,6 @@ def test_a_unit_together_with_worker_scope_is_refused() -> None:
         plan_run(topologies(2)[0], "auto", "worker", "exp", unit=(0, 1))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"primary_rank": 1.0}, "primary_rank=1.0 is not a rank"),
-        ({"primary_rank": True}, "primary_rank=True is not a rank"),
-        (
-            {"stall_timeout": "never"},
-            "stall_timeout='never' is neither a positive number of seconds nor 'auto' nor None",
-        ),
-        ({"stall_timeout": 0}, "stall_timeout=0 is neither a positive number"),
-        ({"stall_timeout": True}, "stall_timeout=True is neither a positive number"),
-        ({"on_stall": 7}, "on_stall=7 cannot be called. Pass a function of one argument"),
-        ({"primary_rank": 1, "rank_scope": "worker"}, 'cannot be combined with rank_scope="worker"'),
-        ({"primary_rank": 1, "system_metrics": "all-nodes"}, 'cannot be combined with system_metrics="all-nodes"'),
-        ({"unit": 3}, "unit=3 does not name ranks"),
-        ({"unit": [0, 1.5]}, "names 1.5, which is not a rank"),
-        ({"unit": [-1]}, "names -1, which is not a rank"),
-    ],
-)
-def test_invalid_ranks_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Options(**arguments)
-
-
 def test_a_dimension_name_needs_a_mesh() -> None:
     with pytest.raises(ConfigurationError, match=r"unit=mesh\['dp'\]"):
         _ = Options(unit="dp").unit_ranks

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from config_jobs import THREE, Colour, Nameless, Open, alike, reads, sync_of
-from fakes import TWO, FakeWandb, Job, Meeting, OnRanks
+from config_jobs import Colour, Nameless, Open, alike, reads, sync_of
+from fakes import THREE, TWO, FakeWandb, Job, Meeting, OnRanks
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError

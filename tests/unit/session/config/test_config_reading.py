@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from config_jobs import HEARTBEAT, NESTED, NODES, THREE, Colour, Open, alike, reads, sync_of
-from fakes import TWO, FakeWandb, Job
+from config_jobs import HEARTBEAT, NESTED, NODES, Colour, Open, alike, reads, sync_of
+from fakes import THREE, TWO, FakeWandb, Job
 from limits import Limit
 from processes import wait_until
 

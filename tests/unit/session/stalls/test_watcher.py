@@ -29,6 +29,12 @@ from dist_wandb.wandb_files.sidecar import stalls_of
 from dist_wandb.wandb_files.small_files import Directory
 
 LIMIT = 1.0  # seconds
+WINDOW, ANSWERS = 0.6, 2.0  # seconds
+
+
+@pytest.fixture(autouse=True)
+def _brief(limit: Limit) -> None:
+    limit(watcher, _WINDOW=WINDOW, _ANSWERS=ANSWERS)
 
 
 class Run:
@@ -103,7 +109,7 @@ def test_a_stall_is_told_once_and_then_that_it_is_over(tmp_path: Path, caplog: p
     try:
         wait_until(lambda: on_stall.called, 30)
         asked = job.questions()  # on a busy machine, the first one may show threads at work
-        time.sleep(10 * LIMIT)  # in which the other rank would ask again
+        time.sleep(2 * ANSWERS + LIMIT)  # in which the other rank would ask again
         assert job.questions() == asked > 0
         signs.last = time.monotonic()
         wait_until(lambda: "the training went on after" in caplog.text, 10)
@@ -162,7 +168,7 @@ def test_without_the_store_each_rank_tells_what_it_knows(
     job = Job(tmp_path, told.append, has_store=False)
     try:
         wait_until(lambda: len(told) == 2, 30)
-        time.sleep(6 * LIMIT)  # nobody tells it again
+        time.sleep(3 * LIMIT)  # nobody tells it again
     finally:
         job.end()
     assert sorted(one.rank for stall in told for one in stall.ranks) == [0, 1]
