@@ -158,7 +158,7 @@ def parts(bare_environment: None, fake_wandb: FakeWandb, monkeypatch: pytest.Mon
 
 _OF_RANKS_AS_THREADS: tuple[tuple[Any, str, object], ...] = (
     (inherited_rank, "announce", lambda: None),  # the process that they are starts jobs
-    (generations, "APART", 0.5),  # most tests know which ranks come
+    (generations, "APART", 1.0),  # most tests know which ranks come
     (interface, "LAST_WRITES", 20.0),  # a thread may be delayed, also at its end
     (turns, "NEW_NAME_HEARTBEATS", 1000),  # rows that ranks log one after the other belong together
     (watcher, "begin", lambda *_: None),  # they would have one each
