@@ -114,7 +114,7 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
             shown[name] = value.value
         elif isinstance(value, (list, tuple)) and PLAIN.issuperset(map(type, value)):
             shown[name] = list(value)
-        elif hasattr(value, "tolist"):
+        elif hasattr(type(value), "tolist"):
             with suppress(Exception):  # a sparse or nested tensor has no list
                 if math.prod(value.shape) <= _LARGEST_LIST:
                     shown[name] = value.tolist()
@@ -123,8 +123,8 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def as_written(value: Any) -> Any:
     """Return a copy of a value that a script has written into the summary, as W&B has it: a list for a tensor, say."""
-    is_kept = is_media(value) or math.prod(getattr(value, "shape", ())) > _LARGEST_LIST
-    return value if is_kept else decoded(encoded(value))
+    is_large = hasattr(type(value), "shape") and math.prod(value.shape) > _LARGEST_LIST
+    return value if is_large or is_media(value) else decoded(encoded(value))
 
 
 def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:
