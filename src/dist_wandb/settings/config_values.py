@@ -227,7 +227,9 @@ def encoded(value: Any, depth: int = 0) -> Any:
             return [encoded(item, depth + 1) for item in value]
         if isinstance(value, (set, frozenset)):  # their order differs between ranks
             return sorted((encoded(item, depth + 1) for item in value), key=repr)
-    return _encoded_object(value)
+    with suppress(Exception):  # of the value's own code
+        return _encoded_object(value)
+    return shown(value, str)
 
 
 def _encoded_object(value: Any) -> Any:

@@ -75,12 +75,25 @@ class Lenient(dict[str, Any]):
     __getattr__ = dict.get
 
 
+class Refusing:
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __call__(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return "refusing"
+
+
 def test_dicts_whose_names_are_attributes_are_values_of_a_config_and_a_summary(job: Job) -> None:
     """Their `hasattr` raises an error, or is true for every name, such as those of tensors."""
-    nets = {"net": Attributes(h=1, key=Lenient(name="k")), "loose": Lenient(h=2, password="x")}  # noqa: S106
-    for session in job(TWO, alike(Attributes(nets))):
+    nets = {"net": Attributes(h=1, key=Lenient(name="k")), "loose": Lenient(h=2, password="x"), "call": Refusing()}  # noqa: S106
+    with pytest.warns(UserWarning, match="their repr is written: 'call'"):
+        sessions = job(TWO, alike(Attributes(nets)))
+    for session in sessions:
         assert session.config.net["h"] == 1
         assert session.config["loose"]["h"] == 2
+        assert session.config["call"] == "refusing"
         session.log(Attributes(part=Attributes(loss=1.0), other=Lenient(loss=2.0)), step=1)
         session.run.summary["best"] = Attributes(at=Lenient(step=3))
         assert session.run.summary["best"]["at"]["step"] == 3
