@@ -238,8 +238,7 @@ def _copy_of(name: str, value: Any, rank: int, copies: list[HostCopy], depth: in
 
 def _of_python(value: Any) -> Any:
     """Convert a numpy scalar, an array without axes, or an array of one number to a Python value."""
-    shape = getattr(value, "shape", None)
-    is_scalar = shape == () and hasattr(value, "item")
+    is_scalar = hasattr(type(value), "item") and getattr(value, "shape", None) == ()
     is_one_number = type(value).__name__ == "ndarray" and value.size == 1 and value.dtype.kind in "biuf"
     if is_scalar and type(value).__name__.startswith("Masked") and value.mask:  # a mean of none: its `item` is 0
         return math.nan

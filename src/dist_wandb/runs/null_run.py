@@ -106,10 +106,10 @@ class NullRun(LikeRun, StandIn):
     defaults of `get`: ranks with the same values read the same values. `step` is that of the next row of this rank.
 
     It has the metadata of the run that receives this rank's numbers, as published by the primary of that run: `id`,
-    `name`, `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the
-    primary's node), `start_time`, `sweep_id`, `sweep_url`, `offline`, `disabled`, `resumed`, `starting_step` and
-    `config`; what of it `settings` has, too. The first read waits for the primary to open its run, up to
-    `join_timeout`; later changes by the primary appear within a heartbeat.
+    `name`, `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` and
+    `sync_dir` (on the primary's node), `start_time`, `sweep_id`, `sweep_url`, `offline`, `disabled`, `resumed`,
+    `starting_step` and `config`; what of it `settings` has, too. The first read waits for the primary to open its
+    run, up to `join_timeout`; later changes by the primary appear within a heartbeat.
 
     Args:
         id: Id of the run that receives this rank's numbers, if known.
@@ -138,7 +138,7 @@ class NullRun(LikeRun, StandIn):
         self.show(_known={"id": id, "name": name, "url": url, "starting_step": 0}, _read=dict)
 
     def show(self, **parts: object) -> None:
-        """Set the `config` of the run that receives this rank's numbers, or `_step`, which returns that of `step`."""
+        """Set the `config` of the run that receives this rank's numbers, or functions for `step` and `_is_finished`."""
         self.__dict__.update(parts)
 
     def show_metadata(self, read: Callable[[], Mapping[str, Any]], planned_id: str | None) -> None:
@@ -161,7 +161,9 @@ class NullRun(LikeRun, StandIn):
             return self.__dict__.setdefault("_summary", NullSummary(earlier=self.metadata))
         if name == "step":
             return int(self.__dict__.get("_step", int)())
-        if name == "settings":
+        if name == "_is_finished":
+            return self.__dict__.get("_is_over", bool)()
+        if name in ("settings", "_settings"):
             found = NullPart()
             found.__dict__.update(settings_of(self.metadata()))
             return found
@@ -295,6 +297,9 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
 
     def get(self, name: object, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401  # it is this method
+
+    def _as_dict(self) -> dict[str, Any]:  # of W&B's, which scripts write to JSON
+        return dict(known(self._all()))
 
     def __bool__(self) -> bool:  # type: ignore[override]  # of a part of a run, never true
         return bool(self._all())

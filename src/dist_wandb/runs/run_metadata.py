@@ -22,7 +22,7 @@ _ADDRESSES = frozenset({"url", "project_url", "sweep_url"})
 METADATA = _ADDRESSES | frozenset(
     {
         *("id", "name", "entity", "project", "path", "group", "job_type", "tags", "notes"),
-        *("dir", "start_time", "sweep_id", "offline", "disabled", "resumed", "starting_step"),
+        *("dir", "sync_dir", "start_time", "sweep_id", "offline", "disabled", "resumed", "starting_step"),
     }
 )
 """Attributes of a run that its primary publishes for ranks without one."""
@@ -113,6 +113,7 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
         files = Path(metadata["dir"])
         found.update(files_dir=str(files), sync_dir=str(files.parent), wandb_dir=str(files.parents[1]))
     if "offline" in known:
+        found["_offline"] = metadata["offline"]
         found["mode"] = "disabled" if metadata.get("disabled") else "offline" if metadata["offline"] else "online"
     return found
 

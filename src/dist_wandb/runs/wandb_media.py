@@ -107,7 +107,7 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
             shown[name] = value.value
         elif isinstance(value, (list, tuple)) and PLAIN.issuperset(map(type, value)):
             shown[name] = list(value)
-        elif hasattr(value, "tolist"):
+        elif hasattr(type(value), "tolist"):
             with suppress(Exception):  # a sparse or nested tensor has no list
                 if math.prod(value.shape) <= _LARGEST_LIST:
                     shown[name] = value.tolist()
@@ -115,8 +115,8 @@ def shown_values(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def as_written(value: Any) -> Any:
-    is_kept = is_media(value) or math.prod(getattr(value, "shape", ())) > _LARGEST_LIST
-    return value if is_kept else decoded(encoded(value))  # a list for a tensor, say
+    is_large = hasattr(type(value), "shape") and math.prod(value.shape) > _LARGEST_LIST
+    return value if is_large or is_media(value) else decoded(encoded(value))  # a list for a tensor, say
 
 
 def with_taken(row: Mapping[str, Any]) -> Mapping[str, Any]:

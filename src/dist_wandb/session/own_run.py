@@ -206,7 +206,7 @@ class OwnRun:
             replaced = interception.intercept_methods(run, handlers, is_current=self.opener.is_current)
             self._restore += [replaced, *self.summary.follow(run), *wandb_private.adapt(run, lambda: intake.step)]
             if isinstance(run, NullRun):
-                run.show(_step=lambda: intake.step)
+                run.show(_step=lambda: intake.step, _is_over=lambda: not intake.is_open)
 
         self._intercept = intercept
         intercept(self.run)

@@ -91,7 +91,7 @@ def _holds_secret(value: object, kind: int, depth: int) -> bool:
         return False
     if isinstance(value, str):
         return _looks_secret(value) or (kind > _NEVER and bool(value.strip()))
-    if isinstance(value, (int, float, Number)) or hasattr(value, "dtype"):
+    if isinstance(value, (int, float, Number)) or hasattr(type(value), "dtype"):  # a dict may answer for any attribute
         return kind == _ALWAYS
     if depth < DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
         return any(_holds_secret(item, kind, depth + 1) for item in value)
@@ -227,14 +227,17 @@ def encoded(value: Any, depth: int = 0) -> Any:
             return [encoded(item, depth + 1) for item in value]
         if isinstance(value, (set, frozenset)):  # their order differs between ranks
             return sorted((encoded(item, depth + 1) for item in value), key=repr)
-    return _encoded_object(value)
+    with suppress(Exception):  # of the value's own code
+        return _encoded_object(value)
+    return shown(value, str)
 
 
 def _encoded_object(value: Any) -> Any:
     """Return what wandb makes of a value that is no number, text or container."""
+    kind = type(value)
     if isinstance(value, Enum):  # as wandb does
         return value.name
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a NumPy scalar, or a tensor of no dimensions
+    if hasattr(kind, "item") and getattr(value, "shape", None) == ():  # a NumPy scalar, or a tensor of no dimensions
         number = value.item()
         if type(number) in (bool, int, float):
             return number
@@ -242,7 +245,7 @@ def _encoded_object(value: Any) -> Any:
         return os.fspath(value)
     if isinstance(value, date):
         return value.isoformat()
-    if hasattr(value, "detach"):  # a tensor
+    if hasattr(kind, "detach"):  # a tensor
         with suppress(Exception):  # as of bfloat16, which numpy does not know
             value = value.detach().cpu().numpy()
     if type(value).__name__ == "ndarray" and 0 < value.size <= _LONGEST_ARRAY:

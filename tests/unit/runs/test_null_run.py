@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import pickle
 from collections.abc import Callable
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,7 @@ def test_a_mapping_within_the_summary_of_a_null_run_is_used_as_wandbs() -> None:
     run.summary.best.epoch = 2
     run.summary["best"].update({"at": {"step": run.summary.best.at.step + 2}})
     assert run.summary["best"] == pickle.loads(pickle.dumps(run.summary["best"])) == {"epoch": 2, "at": {"step": 3}}  # noqa: S301
+    assert json.dumps(methodcaller("_as_dict")(run.summary)) == '{"best": {"epoch": 2, "at": {"step": 3}}}'
 
 
 def test_numbers_that_a_summary_combines_are_known_for_a_null_run_although_a_device_is_late() -> None:
@@ -141,8 +144,10 @@ def test_the_settings_of_a_null_run_are_those_of_the_run_as_far_as_its_metadata_
     assert (found.wandb_dir, found.sync_dir) == ("/d/wandb", "/d/wandb/offline-run-1-exp")
     assert found.files_dir == "/d/wandb/offline-run-1-exp/files"
     assert not found.console  # is not published
+    older_names = attrgetter("_settings.mode", "_settings._offline")
+    assert older_names(run) == ("offline", True)
     published["offline"] = False
-    assert run.settings.mode == "online"
+    assert older_names(run) == ("online", False)
 
 
 @pytest.mark.usefixtures("new_process")

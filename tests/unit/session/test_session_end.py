@@ -6,6 +6,7 @@ import contextlib
 import io
 import threading
 import time
+from operator import attrgetter
 from typing import Any
 from unittest import mock
 
@@ -155,6 +156,8 @@ def test_ranks_without_a_run_notice_that_the_user_finished_it(
     registry.remove(second)  # it is in another process
     first.log({"loss": 1.0}, step=1)
     second.log({"loss": 2.0}, step=1)
+    is_finished = attrgetter("_is_finished")  # which scripts read of W&B's run
+    assert not is_finished(second)
     begin = time.monotonic()
     (first.run if how == "run.finish" else dist_wandb).finish()
     assert time.monotonic() - begin < 20  # much less than the 30 s of finish_timeout
@@ -164,6 +167,8 @@ def test_ranks_without_a_run_notice_that_the_user_finished_it(
         second.log({"loss": 3.0}, step=2)  # the training survives it
     assert caplog.text.count("was finished on the rank that has it") == 1
     second.finish()
+    assert is_finished(second)
+    assert is_finished(second.run)
     assert caplog.text.count("rank 1 has lost values: 3 that were logged after the run was finished.") == 1
     assert not get_run()
 

@@ -203,6 +203,7 @@ class ConfigView(Mapping[str, Any]):
 
     _as_dict = as_dict  # scripts read these, too
     _items = property(as_dict)
+    __dict__ = property(lambda view: {"_items": view.as_dict(), "_locked": {}})
 
     def update(self, d: Any = None, *_args: Any, **_kwargs: Any) -> None:
         """Set values on this rank."""

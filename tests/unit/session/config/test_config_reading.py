@@ -27,7 +27,7 @@ from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.topology import Topology
 from dist_wandb.session.config import own_config, sync
 from dist_wandb.session.session import Session
-from dist_wandb.settings.config_values import encoded, given_values, publishable
+from dist_wandb.settings.config_values import encoded, given_values, publishable, without_secrets
 
 
 def test_a_rank_that_has_used_other_values_before_its_session_says_so_once(open_rank: Open) -> None:
@@ -67,6 +67,40 @@ def test_tuples_and_nans_reach_ranks_without_a_given_config(open_rank: Open, fak
     assert set(fake_wandb.arguments[-1]["config"]) == set(seen)  # when its run is opened
 
 
+class Attributes(dict[str, Any]):
+    __getattr__ = dict.__getitem__  # raises KeyError
+
+
+class Lenient(dict[str, Any]):
+    __getattr__ = dict.get
+
+
+class Refusing:
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __call__(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return "refusing"
+
+
+def test_dicts_whose_names_are_attributes_are_values_of_a_config_and_a_summary(job: Job) -> None:
+    """Their `hasattr` raises an error, or is true for every name, such as those of tensors."""
+    nets = {"net": Attributes(h=1, key=Lenient(name="k")), "loose": Lenient(h=2, password="x"), "call": Refusing()}  # noqa: S106
+    with pytest.warns(UserWarning, match="their repr is written: 'call'"):
+        sessions = job(TWO, alike(Attributes(nets)))
+    for session in sessions:
+        assert session.config.net["h"] == 1
+        assert session.config["loose"]["h"] == 2
+        assert session.config["call"] == "refusing"
+        session.log(Attributes(part=Attributes(loss=1.0), other=Lenient(loss=2.0)), step=1)
+        session.run.summary["best"] = Attributes(at=Lenient(step=3))
+        assert session.run.summary["best"]["at"]["step"] == 3
+    kept = without_secrets({"tokens": Lenient(of="abc"), "net": Lenient(password="x", h=1)})  # noqa: S106
+    assert kept == {"net": {"h": 1}}
+
+
 def test_the_config_of_a_rank_without_a_run_behaves_like_that_of_wandb(job: Job) -> None:
     for session in job(TWO, alike({"lr": 0.1, "net": {"h": 3}})):
         config = session.run.config
@@ -74,6 +108,8 @@ def test_the_config_of_a_rank_without_a_run_behaves_like_that_of_wandb(job: Job)
         assert config.keys() == [name for name in config if not name.startswith("_")] == ["lr", "net"]
         assert config.items() == [("lr", 0.1), ("net", {"h": 3})]
         assert {"lr", "net"} <= {*config._items}
+        assert vars(config)["_items"] == config.as_dict()
+        config.__dict__["_locked"] = {}  # scripts of sweeps unlock the names so
         assert config.as_dict() == dict(config) == {"lr": 0.1, "net": {"h": 3}}
         assert repr(config) == "{'lr': 0.1, 'net': {'h': 3}}"
         assert (config.get("none"), config.get("none", 7), "none" in config) == (None, 7, False)
