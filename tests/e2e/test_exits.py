@@ -54,7 +54,6 @@ def test_a_process_with_a_run_on_disk_ends_by_ctrl_c_as_without_a_run(tmp_path: 
     assert [run.exit_code for run in dist_wandb.read_runs(tmp_path)] == [255]
 
 
-@pytest.mark.cold  # the Trainer starts the other rank
 def test_ctrl_c_in_a_training_of_lightning_ends_the_run_before_the_trainer_kills_the_ranks(tmp_path: Path) -> None:
     finished = run_job(*python(SCRIPTS / "interrupted_fit.py", tmp_path), cwd=tmp_path)
     assert "Detected KeyboardInterrupt" in finished.output
