@@ -1,15 +1,14 @@
-"""A session's thread never disturbs an exit: of scripts without `finish`, and of processes that a rank starts."""
+"""A session's thread never disturbs the exit of scripts without `finish`."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from history import history
-from processes import Finished, python, run_job, torchrun
+from processes import Finished, python, run_job
 
 import dist_wandb
 
@@ -60,17 +59,3 @@ def test_ctrl_c_in_a_training_of_lightning_ends_the_run_before_the_trainer_kills
     assert [run.exit_code for run in dist_wandb.read_runs(tmp_path)] == [1], finished.output
     assert history(tmp_path).values("loss") == [1.0] * 3, finished.output
     assert not history(tmp_path).is_flagged
-
-
-def test_logs_of_dataloader_workers_arrive_and_do_not_end_the_run(tmp_path: Path) -> None:
-    """Of forked workers; for all ways to start processes see test_patterns.py."""
-    finished = run_job(*torchrun(SCRIPTS / "data_workers.py", tmp_path), cwd=tmp_path).check()
-    check_quiet(finished)
-    found = history(tmp_path)
-    epochs = {8 * epoch + index: 2.0 * index + 0.5 for epoch in range(2) for index in range(8)}
-    assert found.last("loss") == epochs
-    assert found.written("loss") == Counter(epochs.keys())
-    assert found.values("before") == found.values("after") == [1.0]
-    assert found.values("in_worker") == [3.0] * 16
-    assert found.last("by_index") == {index: float(index) for index in range(8)}
-    assert not found.is_flagged

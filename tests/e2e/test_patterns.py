@@ -160,12 +160,13 @@ def test_with_uneven_inputs_the_mean_covers_ranks_with_data(outcome: Outcome) ->
 
 
 def test_child_processes_log_into_the_run_passed_to_them(tmp_path: Path) -> None:
-    """Children with each of Python's start methods, and the workers of a pool."""
+    """Children with each of Python's start methods, the workers of a pool, and those of a DataLoader."""
     run_job(*python(SCRIPTS / "children.py", tmp_path), cwd=tmp_path).check()
     found = history(tmp_path)
     for method in ("spawn", "fork", "forkserver"):
         assert found.last(f"{method}/child") == {step: float(step) for step in range(3)}
         assert sorted(found.values(f"{method}/pool")) == [0.0, 1.0, 2.0, 3.0]
+    assert (found.last("in_worker"), found.values("after")) == ({index: float(index) for index in range(8)}, [1.0])
 
 
 def test_example_workers_log_into_the_run_of_their_parent(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history import BEHIND, MANY, STEPS, History, at, histories, history
+from history import BEHIND, MANY, STEPS, History, at, history
 from processes import Finished, run_job, torchrun
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -29,17 +29,6 @@ def rows_at_steps(**columns: dict[int, Any]) -> list[dict[str, Any]]:
     steps = sorted({step for values in columns.values() for step in values})
     named = ({name: values[step] for name, values in columns.items() if step in values} for step in steps)
     return [{**row, "global_step": step} for row, step in zip(named, steps, strict=True)]
-
-
-def test_logs_guarded_by_rank_do_not_block_collectives_of_the_training(plain: tuple[Path, Finished]) -> None:
-    found = history(plain[0] / "guarded")
-    own = {step: float(step) for step in range(STEPS)}
-    assert found.last("guarded") == found.last("guarded_on_1") == own
-    assert found.last("loss") == MEANS
-    calls = [*rows_at_steps(guarded=own), *rows_at_steps(loss=MEANS), *rows_at_steps(guarded_on_1=own)]
-    assert found.unlike(calls, joins=True) == []
-    assert found.written("loss") == Counter(range(STEPS))
-    assert not found.is_flagged
 
 
 def test_logs_without_step_are_matched_by_their_count_despite_other_logs(plain: tuple[Path, Finished]) -> None:
@@ -64,18 +53,6 @@ def test_with_a_step_each_call_is_one_row_on_the_axis_of_the_user_although_a_ran
         {"loss": 2.0 * step + 0.5, "lr": step / 8, "samples": 10 * step, "global_step": step} for step in range(BEHIND)
     ]
     assert found.unlike(calls) == []
-
-
-def test_steps_that_restart_each_epoch_are_matched_within_their_epoch(plain: tuple[Path, Finished]) -> None:
-    found = history(plain[0] / "backwards")
-    rows = [(row["global_step"], row["val"]) for row in found.rows_with("val")]
-    assert len(set(rows)) == len(rows)
-    of_both = {(batch, 100.0 * epoch + 2 * batch + 0.5) for epoch in range(3) for batch in range(4)}
-    of_1 = {(4, 100.0 * epoch + 9) for epoch in range(3)}
-    assert set(rows) == of_both | of_1
-    assert found.values("epoch") == [0, 1, 2]
-    calls = [{"val": value, "global_step": batch} for batch, value in of_both | of_1]
-    assert found.unlike([*calls, *({"epoch": epoch, "global_step": epoch} for epoch in range(3))], joins=True) == []
 
 
 def test_thousands_of_rows_in_a_tight_loop_are_complete(plain: tuple[Path, Finished]) -> None:
@@ -106,26 +83,6 @@ def test_a_rank_that_sleeps_does_not_delay_others_and_its_rows_are_correct(plain
     own = {f"own_{rank}": at(range(1, STEPS), 1) for rank in (0, 1)}
     assert found.unlike(rows_at_steps(loss=MEANS, **own)) == []
     assert not found.is_flagged
-
-
-def test_in_worker_scope_only_ranks_of_a_node_exchange_numbers(tmp_path: Path) -> None:
-    run_job(*torchrun(SCRIPTS / "promises_nodes.py", tmp_path, nodes=2), cwd=tmp_path).check()
-    shared = histories(tmp_path / "shared", 4)
-    for rank in range(4):
-        node = rank // 2
-        label = f"worker-{node}-rank-{rank % 2}"
-        assert shared[rank].names == ({"loss", f"{label}/loss"} if rank % 2 == 0 else {f"{label}/loss"})
-        assert shared[rank].last(f"{label}/loss") == {step: 10.0 * rank + step for step in range(STEPS)}
-    for node in (0, 1):
-        assert shared[2 * node].last("loss") == {step: 20.0 * node + 5 + step for step in range(STEPS)}
-    auto = histories(tmp_path / "auto", 2)
-    assert auto[0].last("loss") == {0: 0.0, **{step: 5.0 + step for step in range(1, STEPS)}}
-    assert auto[0].last("loss/argmax_rank") == {0: 0, **at(range(1, STEPS), 1)}
-    assert auto[2].last("loss") == {0: 0.0, STEPS: 25.0}
-    assert auto[2].last("loss/argmax_rank") == {0: 2, STEPS: 3}
-    own = {f"loss_{rank}{kind}" for rank in (2, 3) for kind in ("", "/min", "/max", "/std", "/argmax_rank")}
-    assert auto[2].names - auto[0].names == own
-    assert not any(found.is_flagged for found in (*shared.values(), *auto.values()))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Runs that are opened before or after others usually are, with real processes and wandb, offline.
 
 For all modes see test_hosts.py and test_launchers.py, for Lightning on two nodes test_patterns.py, with other
-strategies test_lightning_everything.py and test_lightning_online.py.
+strategies test_lightning_everything.py and test_lightning_online.py, with an early use test_lightning_folds.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from history import history_of
 from processes import python, run_job, torchrun
-from stored import ROWS, ended_runs
+from stored import ended_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -19,18 +19,6 @@ def test_ranks_share_a_run_before_and_after_their_process_group(tmp_path: Path) 
     finished = run_job(*torchrun(SCRIPTS / "meet_late.py", tmp_path), cwd=tmp_path).check()
     (run_id,) = {stored.run_id for stored in ended_runs(tmp_path, 2)}
     assert finished.lines("SAW ") == [f"SAW {run_id}"] * 2
-
-
-def test_lightning_experiment_used_early_opens_the_run_of_the_job(tmp_path: Path) -> None:
-    finished = run_job(*python(SCRIPTS / "early_experiment.py", tmp_path), cwd=tmp_path).check()
-    (stored,) = ended_runs(tmp_path, 1)
-    assert {name: stored.config[name] for name in ("lr", "width", "bias")} == {"lr": 0.1, "width": 8, "bias": True}
-    assert stored.metrics["loss"].count == ROWS
-    files = str(stored.path.parent / "files")
-    about = [stored.run_id, "tests", "nm", "g", ("a",), "train", f"tests/{stored.run_id}", files]
-    assert finished.lines("EARLY ") == [f"EARLY {[0.1, 8, True, 3, *about]}"] * 2  # both ranks train alike
-    for rank in (0, 1):
-        assert f"fit rank {rank} run {rank == 0} id {stored.run_id}\n" in finished.output
 
 
 def test_lightning_after_an_init_before_fit_has_that_run_alone(tmp_path: Path) -> None:

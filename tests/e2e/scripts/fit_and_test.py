@@ -11,23 +11,10 @@ from dist_wandb import DistWandbLogger, Limits
 
 
 class Model(Layer):
-    def __init__(self, *, uses_wandb: bool = False) -> None:
-        super().__init__()
-        self.uses_wandb = uses_wandb
-
-    def setup(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it
-        assert self.trainer.state.fn is not None
-        assert isinstance(self.logger, DistWandbLogger)
-        experiment = self.logger.experiment
-        sys.stdout.write(
-            f"{self.trainer.state.fn.value} rank {self.global_rank} run {bool(experiment)} id {self.logger.version}\n"
-        )
-
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.log("loss", 10.0 * self.global_rank + batch_idx)
-        if self.uses_wandb:
-            assert bool(wandb.run) is (self.global_rank == 0)  # elsewhere a stand-in
-            wandb.log({"by_wandb": float(self.global_rank)})
+        assert bool(wandb.run) is (self.global_rank == 0)  # elsewhere a stand-in
+        wandb.log({"by_wandb": float(self.global_rank)})
         return super().training_step(batch, batch_idx)
 
     def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:  # noqa: ARG002  # Lightning passes it
@@ -40,7 +27,7 @@ def main(directory: str) -> None:
     logger.log_hyperparams({"lr": 0.1})
     _ = logger.experiment  # a run that the forked ranks inherit
     trainer = trainer_of_two(logger, strategy="ddp_fork")
-    model = Model(uses_wandb=True)
+    model = Model()
     trainer.fit(model, data)
     trainer.test(model, data, verbose=False)
     logger.experiment.finish()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 import torch.distributed as dist
 from history import BEHIND, LAG, MANY, STEPS
 from processes import wait_until
@@ -32,21 +31,6 @@ def scenario(**options: Any) -> Callable[[Scenario], Scenario]:
 
 
 @scenario()
-def guarded(run: Session, rank: int) -> None:
-    for step in range(STEPS):
-        gradient = torch.full((1000,), float(10**rank * step))
-        if rank == 0:
-            run.log({"guarded": float(step)}, step=step)
-        dist.all_reduce(gradient)
-        assert set(gradient.tolist()) == {11.0 * step}
-        run.log({"loss": 2.0 * step + rank}, step=step)
-        if rank == 1:
-            run.log({"guarded_on_1": float(step)}, step=step)
-        dist.all_reduce(gradient)
-        assert set(gradient.tolist()) == {22.0 * step}
-
-
-@scenario()
 def guarded_without_step(run: Session, rank: int) -> None:
     for step in range(STEPS):
         if rank == 0 and step % 3 == 0:
@@ -65,14 +49,6 @@ def behind(run: Session, rank: int) -> None:
         time.sleep(0.01 + LAG * (rank == 0 and step % 7 == 3))
         own = {"lr": step / 8} if rank == 0 else {}
         run.log({"loss": 2.0 * step + rank, **own, "samples": 10 * step}, step=step)
-
-
-@scenario()
-def backwards(run: Session, rank: int) -> None:
-    for epoch in range(3):
-        for batch in range(4 + rank):
-            run.log({"val": 100.0 * epoch + 2 * batch + rank}, step=batch)
-        run.log({"epoch": epoch}, step=epoch)
 
 
 @scenario(limits=dist_wandb.Limits(peer_timeout=60, heartbeat=1.0))
