@@ -13,7 +13,7 @@ SLOW = 0
 
 def test_the_slow_rank_is_named_and_no_other_one(tmp_path: Path) -> None:
     slow = ("--slow-rank", SLOW, "--slowdown", 2)  # a difference that a busy machine does not hide
-    run_job(*python(EXAMPLE, "--devices", 3, *slow, "--log-dir", tmp_path), cwd=tmp_path).check()
+    run_job(*python(EXAMPLE, "--devices", 3, "--epochs", 5, *slow, "--log-dir", tmp_path), cwd=tmp_path).check()
     (run,) = ended_runs(tmp_path, 1)
     metrics = run.metrics
     named = metrics["time/straggler_rank"]
