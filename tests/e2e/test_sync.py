@@ -132,15 +132,16 @@ def by_label(run: RecordedRun) -> dict[str, tuple[WriterRecord, RecordedRun]]:
 def written(writer: WriterRecord, run: RecordedRun) -> dict[str, Any]:
     """Return all that one writer sent, except times, measurements, and wandb's own text about online and offline."""
     upserts = [upsert for upsert in run.upserts if upsert.client == writer.client]
-    first = upserts[0]
     return {
         "rows": [{**without_own(row), "_step": row["_step"]} for row in writer.rows],
         "events": (set(writer.events[0]), labels_of_events(writer)),
         "console": [json.loads(line)["content"] for line in writer.console if "hello" in line],
         "summary": without_own(writer.summary),
         "completions": (writer.completions, writer.exit_codes),
-        "described by": (first.display_name, first.group, first.tags, first.notes, first.job_type),
-        "config": {name: item for name, item in (upserts[-1].config or {}).items() if name != "_wandb"},
+        "described by": {**upserts[0].values, "stored_config": None},
+        "config": {
+            name: item for name, item in upserts[-1].values.get("stored_config", {}).items() if name != "_wandb"
+        },
     }
 
 
