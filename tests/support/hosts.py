@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import free_port
+from processes import Script, free_port
 from ranks import rank_commands
 
 _INTERFACE = "net0"  # the interface of each host, in addition to loopback
@@ -167,7 +167,7 @@ def torchrun_on(
 
 
 def ranks_on(
-    made: Hosts, script: Path, *arguments: object, per_host: int, **variables: object
+    made: Hosts, script: Script, *arguments: object, per_host: int, **variables: object
 ) -> list[list[str | Path]]:
     """Return the commands that start `script` as ranks on each host, without a launcher."""
     layout = (per_host,) * len(made.addresses)

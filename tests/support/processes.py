@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import warm
 
@@ -28,6 +30,8 @@ _RANKS = (
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "CROSS_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 )
+# A file, or a function of a test file, whose arguments are texts.
+Script: TypeAlias = Path | str | Callable[..., object]
 starts_cold = False  # whether the current test is marked with `cold`
 
 
@@ -164,20 +168,27 @@ def started(
             os.close(stdout)
 
 
-def python(script: Path, *arguments: object) -> tuple[list[str | Path], ...]:
+def words_of(script: Script, *arguments: object) -> list[str | Path]:
+    """Return what Python is told to run a script: see `called`."""
+    if isinstance(script, Path | str):
+        return [script, *map(str, arguments)]
+    return [_SUPPORT / "called.py", inspect.getfile(script), script.__name__, *map(str, arguments)]
+
+
+def python(script: Script, *arguments: object) -> tuple[list[str | Path], ...]:
     """Return the command that runs `script` as one process; used like `torchrun`."""
-    return ([sys.executable, script, *map(str, arguments)],)
+    return ([sys.executable, *words_of(script, *arguments)],)
 
 
-def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 1) -> tuple[list[str | Path], ...]:
+def torchrun(script: Script, *arguments: object, processes: int = 2, nodes: int = 1) -> tuple[list[str | Path], ...]:
     """Return the command, or for several simulated nodes the commands, to start `script` under torchrun on loopback."""
     launcher: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    words = [str(argument) for argument in arguments]
+    words = words_of(script, *arguments)
     if nodes == 1:
-        return ([*launcher, "--standalone", script, *words],)
+        return ([*launcher, "--standalone", *words],)
     port = str(free_port())
     rendezvous = ["--nnodes", str(nodes), "--master-addr", "127.0.0.1", "--master-port", port]
-    return tuple([*launcher, *rendezvous, "--node-rank", str(node), script, *words] for node in range(nodes))
+    return tuple([*launcher, *rendezvous, "--node-rank", str(node), *words] for node in range(nodes))
 
 
 def wait_until(condition: Callable[[], bool], within: float, what: str = "") -> None:

@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from processes import free_port
+from processes import Script, free_port, words_of
 
 Command = list[str | Path]
 NONE: Mapping[str, object] = MappingProxyType({})
 
 
-def with_variables(variables: Mapping[str, object], script: str | Path, *arguments: object) -> Command:
+def with_variables(variables: Mapping[str, object], script: Script, *arguments: object) -> Command:
     """Return the command that runs a script, or a module after ``-m``, with environment variables."""
     assignments = [f"{name}={value}" for name, value in variables.items()]
-    return ["env", *assignments, sys.executable, script, *map(str, arguments)]
+    return ["env", *assignments, sys.executable, *words_of(script, *arguments)]
 
 
 def rank_commands(
-    script: Path,
+    script: Script,
     *arguments: object,
     world_size: int = 1,
     layout: Sequence[int] = (),
