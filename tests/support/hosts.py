@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import Script, free_port
+from processes import Script, free_port, words_of
 from ranks import rank_commands
 
 _INTERFACE = "net0"  # the interface of each host, in addition to loopback
@@ -153,15 +153,16 @@ def _call(*command: str | Path) -> str:
 
 
 def torchrun_on(
-    made: Hosts, script: Path, *arguments: object, processes: Sequence[int]
+    made: Hosts, script: Script, *arguments: object, processes: Sequence[int]
 ) -> tuple[list[str | Path], ...]:
     """Return the commands that start `script` under torchrun on each host, with a number of processes per host."""
     port = str(free_port())
-    words = [str(argument) for argument in arguments]
     meeting = ["--nnodes", str(len(processes)), "--master-addr", made.addresses[0], "--master-port", port]
     launcher: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", *meeting]
     return tuple(
-        made.on(host, *launcher, "--node-rank", str(host), "--nproc-per-node", str(number), script, *words)
+        made.on(
+            host, *launcher, "--node-rank", str(host), "--nproc-per-node", str(number), *words_of(script, *arguments)
+        )
         for host, number in enumerate(processes)
     )
 
