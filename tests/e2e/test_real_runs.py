@@ -1,7 +1,7 @@
-"""Runs that are opened before or after others usually are, with real processes and wandb, offline.
+"""Runs that are opened before or after others usually are, with real processes and wandb.
 
 For all modes see test_hosts.py and test_launchers.py, for Lightning on two nodes test_patterns.py, with other
-strategies test_lightning_everything.py and test_lightning_online.py, with an early use test_lightning_folds.py.
+strategies test_lightning_everything.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+import wandb as stock
 from history import history_of
 from lightning_trainers import Layer, samples, trainer_of_two
 from processes import python, run_job, torchrun
-from stored import PATIENT, ended_runs
+from stored import PATIENT, ROWS, ended_runs
+from wandb_server import WandbServer
 
 import dist_wandb
 import dist_wandb as wandb
@@ -74,3 +78,81 @@ def test_lightning_after_an_init_before_fit_has_that_run_alone(tmp_path: Path) -
     assert (stored.config["width"], history.is_flagged) == (3, False)
     assert "Traceback" not in finished.output
     assert not [line for line in finished.lines("dist_wandb: ") if "run_mode=auto" not in line]
+
+
+# --- ranks that inherit a run by a fork -------------------------------------------------------------------------------
+
+
+class Forked(Layer):
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.log("loss", 10.0 * self.global_rank + batch_idx)
+        assert bool(stock.run) is (self.global_rank == 0)  # elsewhere a stand-in
+        stock.log({"by_wandb": float(self.global_rank)})
+        return super().training_step(batch, batch_idx)
+
+    def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:  # noqa: ARG002  # Lightning passes it
+        self.log("tested", 10.0 * self.global_rank + len(batch))
+
+
+def fit_and_test(directory: str) -> None:
+    """Lightning: fit, then test, in forked ranks."""
+    data = samples(2 * ROWS)
+    logger = DistWandbLogger("nm", directory, "exp", project="tests", limits=Limits(heartbeat=PATIENT))
+    logger.log_hyperparams({"lr": 0.1})
+    _ = logger.experiment  # a run that the forked ranks inherit
+    trainer = trainer_of_two(logger, strategy="ddp_fork")
+    model = Forked()
+    trainer.fit(model, data)
+    trainer.test(model, data, verbose=False)
+    logger.experiment.finish()
+
+
+def test_fit_and_test_of_forked_ranks_are_one_run(wandb_server: WandbServer, tmp_path: Path) -> None:
+    job = python(fit_and_test, tmp_path)
+    run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
+    run = wandb_server.run("exp")
+    assert (run.completions, run.exit_codes) == (1, [0])
+    assert (run.display_name, run.config) == ("nm", {"lr": 0.1})
+    expected = {
+        "loss": [5.0 + step for step in range(ROWS)],  # of 10 * rank + step
+        "tested": [6.0],  # of 10 * rank + 1
+        "by_wandb": [0.5] * ROWS,  # wandb's own functions do not reach the run that rank 1 has inherited
+    }
+    assert {name: [row[name] for row in run.rows if name in row] for name in expected} == expected
+
+
+# --- a run for each fold, whose `experiment` the script uses before `fit`, as with the stock logger -------------------
+
+FOLDS = {"good": [True], "failed": [False], "recovered": [False, True]}  # whether each stage succeeds
+
+
+class Fold(Layer):
+    def __init__(self, *, succeeds: bool) -> None:
+        super().__init__()
+        self.succeeds = succeeds
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.log("loss", 10.0 * self.global_rank)
+        if batch_idx == 1 and not self.succeeds:
+            raise ValueError("this stage fails")
+        return super().training_step(batch, batch_idx)
+
+
+def train_folds(strategy: str) -> None:
+    """A run for each fold, on two ranks, used before the Trainer starts its processes."""
+    for fold, stages in FOLDS.items():
+        logger = DistWandbLogger(project="tests", id=fold, save_dir=".")
+        logger.experiment.config.update({"fold": fold})
+        for succeeds in stages:
+            with suppress(Exception):  # ddp_spawn raises another class
+                trainer_of_two(logger, strategy=strategy).fit(Fold(succeeds=succeeds), samples(4))
+        wandb.finish()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_finish_ends_the_run_of_a_fold_with_the_exit_code_of_its_last_stage(tmp_path: Path, strategy: str) -> None:
+    run_job(*python(train_folds, strategy), cwd=tmp_path).check()
+    runs = {run.run_id: run for run in ended_runs(tmp_path, 3)}
+    assert {name: run.exit_code for name, run in runs.items()} == {"good": 0, "failed": 1, "recovered": 0}
+    assert {name: run.config["fold"] for name, run in runs.items()} == {name: name for name in runs}
+    assert history_of(runs["good"], "trainer/global_step").values("loss") == [5.0, 5.0]
