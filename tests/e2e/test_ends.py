@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from history import STEPS, history
-from processes import Finished, python, run_job, started
-from ranks import rank_commands
+from processes import Finished, python, rank_commands, run_job, started
 from wandb.sdk.lib.run_stopping import RunStopChecker
 from wandb_records import RecordedRun
 from wandb_server import WandbServer

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import wandb
-from processes import Job, python, run_job, started, wait_until
-from ranks import rank_commands
+from processes import Job, python, rank_commands, run_job, started, wait_until
 from stored import find_runs, rows_in
 from wandb_server import Request, WandbServer
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from history import histories, history_of
-from processes import Finished, run_job
-from ranks import rank_commands
+from processes import Finished, rank_commands, run_job
 from stored import ended_runs
 
 import dist_wandb

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 import torch.distributed as dist
-from history import BEHIND, LAG, MANY, STEPS, History, at, history
+from history import STEPS, History, at, history
 from lightning_trainers import Layer, trainer_of_two
 from processes import Finished, run_job, torchrun, wait_until
 from stored import PATIENT
@@ -29,6 +29,8 @@ THROUGH = Path("rank-0-is-through")  # a file
 SCENARIOS: dict[str, tuple[dict[str, Any], Scenario]] = {}
 
 
+MANY = 3_000
+BEHIND, LAG = 30, 0.15  # rows of scenarios in which a rank is behind now and then, and by how many seconds
 Batches = list[list[float]]  # the values of each batch
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from processes import run_job
-from ranks import rank_commands
+from processes import rank_commands, run_job
 from wire import tapped
 
 import dist_wandb

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import Script, free_port, words_of
-from ranks import rank_commands
+from processes import Script, free_port, rank_commands, words_of
 
 _INTERFACE = "net0"  # the interface of each host, in addition to loopback
 _MARK = "DIST_WANDB_TEST_HOST"

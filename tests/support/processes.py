@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 import warm
@@ -32,6 +33,8 @@ _RANKS = (
 )
 # A file, or a function of a test file, whose arguments are texts.
 Script: TypeAlias = Path | str | Callable[..., object]
+Command = list[str | Path]
+_NONE: Mapping[str, object] = MappingProxyType({})
 starts_cold = False  # whether the current test is marked with `cold`
 
 
@@ -189,6 +192,35 @@ def torchrun(script: Script, *arguments: object, processes: int = 2, nodes: int 
     port = str(free_port())
     rendezvous = ["--nnodes", str(nodes), "--master-addr", "127.0.0.1", "--master-port", port]
     return tuple([*launcher, *rendezvous, "--node-rank", str(node), *words] for node in range(nodes))
+
+
+def with_variables(variables: Mapping[str, object], script: Script, *arguments: object) -> Command:
+    """Return the command that runs a script, or a module after ``-m``, with environment variables."""
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *assignments, sys.executable, *words_of(script, *arguments)]
+
+
+def rank_commands(
+    script: Script,
+    *arguments: object,
+    world_size: int = 1,
+    layout: Sequence[int] = (),
+    variables: Mapping[str, object] = _NONE,
+) -> tuple[Command, ...]:
+    """Return the commands that start `script` as ranks, like a launcher: on one node, or on those of a `layout`.
+
+    Unlike under torchrun, a failing rank does not end the others.
+    """
+    layout = layout or (world_size,)
+    world = {"WORLD_SIZE": sum(layout), "GROUP_WORLD_SIZE": len(layout)}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    commands: list[Command] = []
+    for node, size in enumerate(layout):
+        for local in range(size):
+            place = {"RANK": len(commands), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": size}
+            place |= {"NODE_RANK": node, "GROUP_RANK": node}
+            commands.append(with_variables({**place, **world, **meeting, **variables}, script, *arguments))
+    return tuple(commands)
 
 
 def wait_until(condition: Callable[[], bool], within: float, what: str = "") -> None:
