@@ -9,10 +9,12 @@ import runpy
 import shlex
 import statistics
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+import wandb
 import warm
 from history import histories, history, history_of
 from processes import Finished, clean_environment, free_port, python, run_job, torchrun
@@ -99,12 +101,22 @@ def decorated() -> None:
     report("outside", RANK, bool(get_run()))
 
 
+def measured_on_all_nodes() -> None:
+    settings = wandb.Settings(x_stats_sampling_interval=1)
+    with dist_wandb.init(PROJECT, id="measured", system_metrics="all-nodes", settings=settings) as run:
+        assert bool(run.run) == bool(wandb.run) == (RANK == 0)
+        for step in range(3):
+            run.log({"loss": 2.0 * step + RANK}, step=step)
+            time.sleep(1)
+
+
 def play_patterns(directory: str, examples: str) -> None:
     """Two ranks, started as two nodes: decorated functions, and the examples.
 
     Scenarios run one after the other, each with its own run id.
     """
     decorated()
+    measured_on_all_nodes()
     for pattern in runpy.run_path(f"{examples}/who_writes.py")["PATTERNS"].values():
         pattern()
     loggers = runpy.run_path(f"{examples}/loggers.py")["WAYS"]
@@ -175,6 +187,16 @@ def test_an_exception_on_one_rank_is_the_runs_exit_code_and_the_primary_ends_las
     assert (run.exit_codes, run.completions) == ([1], 1)
     assert column(run, "loss") == MEANS
     assert column(run, "worker-1-rank-0/last words") == {3: 1.0}
+
+
+def test_one_run_has_the_hardware_metrics_of_all_nodes_and_no_series_of_ranks(outcome: Outcome) -> None:
+    run = outcome[1].run("measured")
+    assert (column(run, "loss"), len(run.rows)) == (MEANS, 3)
+    check_ended_well(run, writers=2)
+    measured = [{name for event in writer.events for name in event} for writer in run.writers.values()]
+    of_nodes = [{name.partition("/l:")[2] for name in names if name.startswith("system.")} for names in measured]
+    assert sorted(of_nodes, key=min) == [{"worker-0"}, {"worker-1"}]
+    assert not any("rank-" in name for row in run.rows for name in row)
 
 
 # --- the examples -----------------------------------------------------------------------------------------------------
