@@ -120,7 +120,6 @@ def loss(run: RecordedRun) -> dict[int, float]:
     ("run_mode", "ends", "code", "codes"),
     [
         ("shared", ("destroys the group at last", "is late at last"), 0, (0, 0)),
-        ("shared", ("ends at last", "exits with 3 at last"), 3, (0, 3)),
         ("shared", ("ends", "is killed"), 1, (0, -signal.SIGKILL)),
         ("auto", ("ends at last", "raises at last"), 1, (0, 1)),
         pytest.param(*("auto", ("ends at last", "exits with 3 at last"), 3, (0, 3)), marks=pytest.mark.cold),
