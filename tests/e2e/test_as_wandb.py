@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import wandb as stock
 from history import History, history, history_of
 from processes import Finished, clean_environment, python, run_job, torchrun, words_of
 from stored import ended_runs
@@ -24,7 +25,6 @@ from wandb_server import WandbServer
 
 import dist_wandb as wandb
 
-SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "as_wandb"
 THE_LINE = re.compile(r"^( *)import dist_wandb as wandb$", re.MULTILINE)
 
@@ -269,6 +269,36 @@ def test_all_ranks_see_the_same_run_and_none_afterwards(outcome: Outcome) -> Non
 
 # --- one process ------------------------------------------------------------------------------------------------------
 
+
+def made(*names: str) -> str:
+    path = Path(*names)
+    path.mkdir(parents=True)
+    return str(path)
+
+
+def leave_open(run: Any) -> None:
+    run.log({"a": 1}, step=1)
+    run.log({"b": 2}, step=1)
+
+
+def end_in_all_ways() -> None:
+    """End runs with an open row in all ways, below ``ends/NAME``, and the process with an exception."""
+    leave_open(wandb.init(dir=made("ends", "wandb.finish")))
+    stock.finish()
+    with stock.init(dir=made("ends", "block of wandb")):
+        leave_open(wandb.init())
+    session = wandb.init(dir=made("ends", "block of the run"))
+    with session.run:
+        leave_open(session)
+    leave_open(wandb.init(dir=made("ends", "new run")))
+    stock.init(dir=made("beside"), reinit="finish_previous").finish()
+    leave_open(wandb.init(dir=made("ends", "teardown")))
+    stock.teardown()
+    wandb.finish()
+    leave_open(wandb.init(dir=made("ends", "exception")))
+    raise ValueError("at the end")
+
+
 # For the rows of one process see test_stock_oracle.py.
 ENDS = ("wandb.finish", "block of wandb", "block of the run", "new run", "teardown", "exception")
 
@@ -276,7 +306,7 @@ ENDS = ("wandb.finish", "block of wandb", "block of the run", "new run", "teardo
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("one_process")
-    job = python(SCRIPTS / "one_process.py")
+    job = python(end_in_all_ways)
     finished = run_job(*job, cwd=directory, environment=clean_environment(WANDB_SILENT="true"))
     assert finished.exit_codes == (1,), finished.output
     assert "ValueError: at the end" in finished.output

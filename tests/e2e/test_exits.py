@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,6 @@ from processes import Finished, free_port, python, run_job
 
 import dist_wandb
 
-SCRIPTS = Path(__file__).parent / "scripts"
 NATIVE_FAILURES = (
     *("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped"),
     *("_enter_buffered_busy", "Exception ignored", "pure virtual method"),
@@ -118,6 +118,24 @@ def end_without_finish(directory: str, *kinds: str) -> None:
             sys.stdout.flush()  # before the next forks
 
 
+def interrupt_fit(directory: str) -> None:
+    """Lightning: Ctrl-C on both ranks in the first seconds of a training whose second rank the Trainer has started."""
+    from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+    from lightning_trainers import Layer, samples, trainer_of_two
+
+    class Interrupted(Layer):
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            if batch_idx == 3:
+                raise KeyboardInterrupt
+            self.log("loss", 2.0 * self.global_rank)
+            return super().training_step(batch, batch_idx)
+
+    observer: Any = _ChildProcessObserver.__init__
+    observer.__defaults__ = (1,)  # seconds, of 5, until the Trainer kills the first rank after the second one
+    logger = dist_wandb.DistWandbLogger(project="tests", save_dir=directory)
+    trainer_of_two(logger).fit(Interrupted(), samples(20))
+
+
 def check_quiet(finished: Finished) -> None:
     """Check that neither native code nor Python's shutdown has reported an error."""
     complaints = [text for text in NATIVE_FAILURES if text in finished.output]
@@ -153,7 +171,7 @@ def test_a_process_with_a_run_on_disk_ends_by_ctrl_c_as_without_a_run(tmp_path: 
 
 
 def test_ctrl_c_in_a_training_of_lightning_ends_the_run_before_the_trainer_kills_the_ranks(tmp_path: Path) -> None:
-    finished = run_job(*python(SCRIPTS / "interrupted_fit.py", tmp_path), cwd=tmp_path)
+    finished = run_job(*python(interrupt_fit, tmp_path), cwd=tmp_path)
     assert "Detected KeyboardInterrupt" in finished.output
     assert [run.exit_code for run in dist_wandb.read_runs(tmp_path)] == [1], finished.output
     assert history(tmp_path).values("loss") == [1.0] * 3, finished.output
