@@ -19,7 +19,7 @@ from chaos_facts import Facts, Writer
 from columns import Column, deviation
 from drawing import ABSENT, HARD, NOTE, seeds_of
 from driving import Evidence, Row, RunFile
-from row_rules import DEGRADED, RowRules, Violation, brief
+from row_rules import DEGRADED, REGULAR, RowRules, Violation, brief
 
 SAME_EVENT = 2
 """How often a rank may emit the same warning, except for numbers and names, for each event of a session."""
@@ -28,9 +28,6 @@ MORE_DESCRIPTORS, MORE_THREADS = (
     2,
 )  # that later sessions of a process may hold in addition to those of the second one
 
-# Names that each rank that logs them logs equally often; without a last part such as `_a` or `_0`.
-_REGULAR = frozenset({"loss", "burst", "thread", "metric", "beside", "common", "own", "note"})
-_REGULAR |= {"often", "second", "third", "fifth", "split", "turned", "axis"}
 _ATTACHED = ("table", "metric")  # names of values that have no label
 _RANKS = r"ranks? ([\d, -]*\d)(?: \(nodes? [\d-]+\))?"  # as in messages
 # Messages without any fault: how to upload, and those caused by ranks with their own order of steps.
@@ -248,7 +245,7 @@ def _of_rows(evidence: Evidence, facts: Facts, verdict: Verdict) -> Iterator[Vio
             yield from _Check(evidence, facts, verdict, files, writer.rank, column).violations()
         unit = {writer.rank} if not writer.primary or evidence.spec.reduction("loss") is None else writer.unit
         theirs = [call for call in calls[writer.session] if call.rank in unit]
-        yield from RowRules(evidence.spec, facts, files, writer, columns, theirs).violations()
+        yield from RowRules(evidence.spec, facts, verdict.excused, files, writer, columns, theirs).violations()
 
 
 def _columns(evidence: Evidence, facts: Facts, writer: Writer, contributions: Mapping[str, Cells]) -> Iterator[Column]:
@@ -377,7 +374,7 @@ class _Check:
     @property
     def _is_irregular(self) -> bool:
         """Whether it is unknown which ranks should contribute."""
-        return self.column.name.partition("_")[0] not in _REGULAR
+        return self.column.name.partition("_")[0] not in REGULAR
 
     def _is_early(self, lacking: set[int]) -> bool:
         """Return whether the name was so new that its missing ranks are not yet expected."""

@@ -2,19 +2,19 @@
 
 1. A number in a row is a cell: of one name and step, or the k-th of its name. Its owner is the call of its lowest rank.
 2. All cells that one call owns stand in one row, with nothing of another call, except of calls at the same step whose
-   axes agree.
+   axes agree. Where what only a higher rank adds to a call stands is judged by `support/row_model.py`.
 3. A row lies at the place of its owner's call.
-4. It has the value of the user's axis of its owner's call.
+4. It has the value of the user's axis of its owner's call. A row of the axis alone is that of a call of the axis alone.
+5. A row without a living rank that usually logs its names is marked. Each further row of the same call adds something.
 
 Every row of a file must follow these rules, those that are corrected later as well. Where the rules leave open what
-belongs together, the judge accepts all possibilities; comments below say where that is. Which rows are marked, repeated
-or of the axis alone is judged by `support/row_model.py` and the oracle.
+belongs together, the judge accepts all possibilities; comments below say where that is.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +28,10 @@ from driving import Row, RunFile
 
 DEGRADED = "dist_wandb/degraded"
 X = "global_step"
+# Names that each rank that logs them logs equally often; without a last part such as `_a` or `_0`.
+REGULAR = frozenset({"loss", "burst", "thread", "metric", "beside", "common", "own", "note"})
+REGULAR |= {"often", "second", "third", "fifth", "split", "turned", "axis"}
+
 _Cell = tuple[str, int]  # column and cell
 
 
@@ -50,6 +54,7 @@ class _Standing:
 @dataclass(frozen=True, eq=False)
 class _Written:
     row: Row
+    file: int
     missing: int
     standings: Sequence[_Standing]
 
@@ -62,9 +67,10 @@ class _Written:
         """The calls that may own a number of the row, each once."""
         return list(dict.fromkeys(call for standing in self.standings for call in standing.meaning.owners))
 
-    def has_of(self, call: Call, *, own: bool) -> bool:
-        """Return whether a call owns something here for certain: a value of its rank alone, or not."""
-        return any(each.meaning.owners == (call,) and each.column.is_own is own for each in self.standings)
+    def owned_by(self, call: Call, *, own: bool) -> list[_Standing]:
+        """Return what a call owns here for certain: as a value of its rank alone, or not."""
+        mine = (standing for standing in self.standings if standing.meaning.owners == (call,))
+        return [standing for standing in mine if standing.column.is_own is own]
 
 
 @dataclass(frozen=True)
@@ -73,17 +79,23 @@ class RowRules:
 
     spec: Spec
     facts: Facts  # what happened in it
+    excused: Counter[str]  # counts what is no violation, but should be rare
     files: Sequence[RunFile]  # the files of the writer's run
     writer: Writer
     columns: Sequence[Column]  # what its run contains
     calls: Sequence[Call]  # the calls of the ranks whose numbers it contains
 
     def violations(self) -> Iterator[Violation]:
-        for row in itertools.chain.from_iterable(file.rows for file in self.files):
-            meanings = ((one, one.meaning(row[one.column])) for one in self.columns if one.column in row)
-            standings = [_Standing(column, meaning) for column, meaning in meanings if meaning is not None]
-            if standings:
-                yield from self._of_row(_Written(row, int(row.get(DEGRADED, 0)), standings))
+        for written in self._rows:
+            if written.standings:
+                yield from self._of_row(written)
+            elif set(written.row) <= {AXIS, X, DEGRADED} | {name for name in written.row if name[0] == "_"}:
+                yield from self._without_numbers(written)
+        yield from self._of_own_values()
+        yield from self._of_order()
+        yield from self._of_axis_calls()
+
+    # --- a row by itself ----------------------------------------------------------------------------------------------
 
     def _of_row(self, written: _Written) -> Iterator[Violation]:
         if written.missing and not self.facts.has_faults and self.writer.rank not in self.facts.left_alone:
@@ -130,7 +142,7 @@ class RowRules:
 
     def _of_parts(self, written: _Written, call: Call, *, own: bool) -> Iterator[Violation]:
         """Check that all cells of a call are here if one of them is."""
-        if not written.has_of(call, own=own) or (not own and self._made_as_well(call)):
+        if not written.owned_by(call, own=own) or (not own and self._made_as_well(call)):
             return
         if lacking := self._owned_for_certain(call, own=own) - written.cells:
             yield self._violation("torn row", written, f"lacks {sorted(lacking)} of {call}")
@@ -145,6 +157,91 @@ class RowRules:
                 if ranks and min(ranks) == call.rank:
                     owned.add((column.column, cell))
         return owned
+
+    def _without_numbers(self, written: _Written) -> Iterator[Violation]:
+        """Check a row that has nothing but axes."""
+        if AXIS not in written.row:
+            if self.writer.rank not in self.facts.numbers_only:  # what is left of a row with a table
+                yield self._violation("empty row", written, "has no values")
+            return
+        at = written.row.get(X)
+        is_left = self.spec.has("tmp_gone")  # of a row with a table
+        if not is_left and not any(
+            at in call.places and _is_close(written.row[AXIS], call.axes.get(AXIS)) for call in self._of_axis_alone
+        ):
+            yield self._violation("axis-only row", written, "is not of a call of the axis alone")
+
+    # --- rows together ------------------------------------------------------------------------------------------------
+
+    def _of_own_values(self) -> Iterator[Violation]:
+        """Check that a rank's texts, and its numbers under its label, stand in the row of the same call."""
+        alone: dict[Call, set[_Written]] = {}
+        plain: dict[Call, set[_Written]] = {}
+        for written in self._rows:
+            for call in written.owners:
+                for own, rows in ((True, alone), (False, plain)):
+                    if written.owned_by(call, own=own):
+                        rows.setdefault(call, set()).add(written)
+        for call, named in alone.items():
+            if call in plain and not named & plain[call]:
+                yield self._violation("torn row", min(named, key=id), f"is not the row of the other values of {call}")
+
+    def _of_order(self) -> Iterator[Violation]:
+        """Check that rows without a rank that usually logs the name are marked, and that no row is repeated."""
+        final = {each.cell: each.meaning.ranks for written in self._rows for each in written.standings}
+        usual: dict[str, set[int]] = defaultdict(set)
+        before: dict[_Cell, tuple[frozenset[int], int]] = {}
+        file = 0
+        for written in self._rows:
+            if written.file != file:  # it has all that the first file lacks
+                file, before = written.file, {}
+            known = [each.column.identifies_ranks for each in written.standings]
+            repeated = [before.get(each.cell) == (each.meaning.ranks, written.missing) for each in written.standings]
+            if written.standings and all(known) and all(repeated):
+                yield self._violation("repeated row", written, "adds nothing to the earlier one")
+            elif any(each.cell in before for each in written.standings):
+                self.excused["corrected rows"] += 1
+            for each in written.standings:
+                late = (final[each.cell] - each.meaning.ranks) & usual[each.column.column]
+                if late and not written.missing and self._must_be_marked(each.column):
+                    yield self._violation(
+                        "unmarked early row", written, f"lacks ranks {sorted(late)}, which came later"
+                    )
+                before[each.cell] = each.meaning.ranks, written.missing
+            for each in written.standings:
+                usual[each.column.column] |= each.meaning.ranks
+
+    def _must_be_marked(self, column: Column) -> bool:
+        """Return whether it is known who usually logs a name, and whether the writer still waits for others."""
+        is_regular = column.name.rpartition("_")[0] in REGULAR or column.name in REGULAR
+        return is_regular and column.identifies_ranks and self.writer.rank not in self.facts.left_alone
+
+    def _of_axis_calls(self) -> Iterator[Violation]:
+        """Check that no call of the axis alone is lost if it is the lowest rank's: its value may stand in another row.
+
+        Which row has those of other ranks is open, because the axis is no cell.
+        """
+        is_lowest = self.writer.rank == min((call.rank for call in self.calls), default=None)
+        gone = self.facts.broken | self.facts.disk_full
+        if self.writer.rank in gone or not self.writer.primary or not is_lowest:
+            return
+        at = {(written.row.get(X), written.row.get(AXIS)) for written in self._rows}
+        for call in self.calls:
+            is_alone = not call.cells and call.rank == self.writer.rank and call.is_certain
+            if is_alone and not any(place in call.places and _is_close(x, call.axes.get(AXIS)) for place, x in at):
+                yield Violation("lost", f"{call} has no row in the run of rank {self.writer.rank}")
+
+    # --- calls and cells ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _rows(self) -> list[_Written]:
+        """All rows of the writer, in the order in which they were written."""
+        return [self._read(row, number) for number, file in enumerate(self.files) for row in file.rows]
+
+    def _read(self, row: Row, file: int) -> _Written:
+        meanings = ((one, one.meaning(row[one.column])) for one in self.columns if one.column in row)
+        standings = [_Standing(column, meaning) for column, meaning in meanings if meaning is not None]
+        return _Written(row, file, int(row.get(DEGRADED, 0)), standings)
 
     def _made_as_well(self, call: Call) -> list[Call]:
         """Return the calls of lower ranks that share cells with a call, or with one that does."""
@@ -163,6 +260,10 @@ class RowRules:
             further = (more for lower in direct[call] for more in found[lower])
             found[call] = list(dict.fromkeys((*direct[call], *further)))
         return found
+
+    @cached_property
+    def _of_axis_alone(self) -> list[Call]:
+        return [call for call in self.calls if not call.cells and AXIS in call.axes]
 
     def _violation(self, kind: str, written: _Written, text: str) -> Violation:
         return Violation(kind, f"row {brief(written.row)} of rank {self.writer.rank}'s run {text}")

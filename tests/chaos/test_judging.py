@@ -151,12 +151,12 @@ def one_place_further(rows: Rows) -> None:
         row["global_step"] += 1
 
 
-def correct_a_part(rows: Rows) -> None:
-    """Write the sixth row first without rank 1, and again without `own_0`."""
+def correct(rows: Rows, lacking: str, **marked: int) -> None:
+    """Write the sixth row first without rank 1, and again without a value."""
     right = dict(rows[5])
-    rows[5].update({"loss": value_of(0, 2), DEGRADED: 1})
+    rows[5].update(loss=value_of(0, 2), **marked)
     del rows[5]["own_1"]
-    rows.append({name: value for name, value in right.items() if name != "own_0"})
+    rows.append({name: value for name, value in right.items() if name != lacking})
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'dist_wandb/exchange/rows.py', line 3\nKeyError: 1\n"
@@ -187,7 +187,11 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     "the axis of another call": (in_rows(lambda rows: rows[5].update({AXIS: rows[3][AXIS]})), "wrong axis"),
     "no axis": (in_rows(lambda rows: rows[5].pop(AXIS)), "wrong axis"),
     "the sum of an axis": (in_rows(lambda rows: rows[5].update({AXIS: 2 * rows[5][AXIS]})), "wrong axis"),
-    "a correction of a part": (in_rows(correct_a_part), "torn row"),
+    "the axis alone": (in_rows(lambda rows: rows.append({AXIS: 20.0, "global_step": 2})), "axis-only row"),
+    "nothing": (in_rows(lambda rows: rows.append({"global_step": 3})), "empty row"),
+    "a row twice": (in_rows(lambda rows: rows.append(dict(rows[5]))), "repeated row"),
+    "a correction of a part": (in_rows(lambda rows: correct(rows, "own_0", **{DEGRADED: 1})), "torn row"),
+    "an early row without a mark": (in_rows(lambda rows: correct(rows, "")), "unmarked early row"),
 }
 
 
@@ -218,3 +222,58 @@ def test_a_row_without_a_killed_rank_must_be_marked() -> None:
     verdict = judge(evidence)
     assert verdict.violations == []
     assert verdict.excused["said to be lost"] == 2
+
+
+def test_only_what_is_said_to_be_lost_needs_no_run_if_rank_0_is_absent() -> None:
+    evidence = sound(nodes=(3,), faults=(Fault("never", 0, 0, 0.0), Fault("raise", 2, 1, 0.0)))
+    opened: list[Entry] = [{**warning(rank, ""), "event": "opened", "session": 0} for rank in (1, 2)]
+    ended: list[Entry] = [{**warning(rank, ""), "event": "end"} for rank in (0, 1)]
+    logged = [{"pid": 102, "at": 1.0, **entry} for entry in call(2, 0, {"loss": (0, value_of(2, 0))}, 0, 0.0)]
+    evidence.entries[:] = [*opened, *logged, {**warning(2, ""), "event": "fault", "kind": "raise"}, *ended]
+    evidence.codes[:] = [0, 0, 1]
+    evidence.files.clear()
+    assert kinds(evidence) == {"no run"}
+    evidence.entries.append(warning(2, "dist_wandb: what rank 2 logged after the start may be lost: it failed."))
+    assert kinds(evidence) == set()
+
+
+def test_a_rank_whose_time_is_over_cuts_the_others_off() -> None:
+    evidence = sound(nofile=128)
+    text = "dist_wandb: what rank 1 logged may be lost: the rank that writes it cannot be reached."
+    evidence.entries.append(warning(1, text))
+    assert kinds(evidence) == {"untrue message"}
+    evidence.entries.append(warning(0, "dist_wandb: the last rows of rank 0 (3) are written with its own numbers"))
+    assert kinds(evidence) == set()
+
+
+def test_a_table_may_be_lost_with_wandbs_process_that_was_killed_if_a_message_says_so() -> None:
+    evidence = sound(faults=(Fault("core_kill", 0, 3, 0.0),), reduce="mean")
+    at = next(at for at, entry in enumerate(evidence.entries) if entry["event"] == "end")
+    table = [{"pid": 100, "at": 99.0, **entry} for entry in call(0, 99, {"table.nrows": (0, 17)}, 5, 50.0)]
+    evidence.entries[at:at] = table
+    assert kinds(evidence) == {"lost"}
+    evidence.files[0].rows.append({"global_step": 5})
+    assert kinds(evidence) == {"lost", "empty row"}
+    evidence.entries.append(warning(0, "dist_wandb: rank 0 could write only the numbers of 1 of the rows lost"))
+    assert kinds(evidence) == set()
+
+
+def test_a_marked_row_may_have_the_axis_of_a_rank_whose_part_never_came() -> None:
+    evidence = killed()
+    row = evidence.files[0].rows[5]
+    row.update(loss=value_of(1, row["global_step"]))
+    row.pop("own_0")
+    for entry in evidence.entries:
+        if entry["event"] == "log" and entry["rank"] == 1 and entry["step"] == row["global_step"]:
+            entry["axes"] = {AXIS: 0.125 + row[AXIS]}
+    assert "wrong axis" not in kinds(evidence)
+    row.pop(DEGRADED)
+    assert "wrong axis" in kinds(evidence)
+
+
+def test_a_rank_that_was_left_alone_does_not_know_that_another_one_failed() -> None:
+    evidence = killed()
+    evidence.files[0] = replace(evidence.files[0], exit_code=0)
+    assert kinds(evidence) == {"exit code"}
+    evidence.entries.append(warning(0, "dist_wandb: Rank 0 cannot reach the store of the job. Rank 0 continues alone."))
+    assert kinds(evidence) == set()
