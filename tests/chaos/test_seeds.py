@@ -8,7 +8,7 @@ from driving import play
 from judging import judge
 
 LIMIT = 150.0  # seconds, on a busy machine
-SEEDS = (10, 13, 18, 35, 39, 46, 48, 54, 99, 126)
+SEEDS = (10, 13, 18, 22, 35, 39, 48, 54, 99, 126)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
