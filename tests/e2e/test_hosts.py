@@ -1,4 +1,4 @@
-"""A job on two hosts with separate addresses, and its runs on disk. For a host that is cut off see test_hosts_tree.py.
+"""A job on two hosts with separate addresses, and its runs on disk. For a host that is cut off see test_hosts_cut.py.
 
 The hosts are network namespaces. If these cannot be created, the same jobs run on loopback, with a warning.
 """

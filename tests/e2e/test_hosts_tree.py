@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from history import History
 from hosts import hosts, ranks_on
 from processes import Job, clean_environment, free_port, started, wait_until, words_of
+from pulse import Pulse
 from stored import ended_runs, find_runs, read_history, rows_in
 
 import dist_wandb
@@ -35,32 +35,9 @@ RANKS = HOSTS * PER_HOST
 CUT, KILLED = 3, 4  # a host, and the first rank of another one
 ON_CUT = range(CUT * PER_HOST, (CUT + 1) * PER_HOST)
 PACE, PEER, FINISH = 0.1, 4.0, 4.0  # seconds: between two rows, peer_timeout, finish_timeout
-BEAT = 0.02  # seconds
 MORE = 20.0  # seconds beyond those, on a busy machine: less than any default limit
 SOON = 120.0  # seconds within which an expected event must happen
 LIMITS = dist_wandb.Limits(peer_timeout=PEER, join_timeout=60.0, finish_timeout=FINISH, heartbeat=0.2)
-
-
-class Pulse:
-    """Detects when a busy machine has suspended the whole process, to find how long a call itself has waited."""
-
-    def __init__(self) -> None:
-        self._gaps: list[tuple[float, float]] = []  # begin and end of each suspension
-        self._last = time.monotonic()
-        threading.Thread(target=self._beat, daemon=True).start()
-
-    def own(self, begin: float, end: float) -> float:
-        """Return the seconds between two times of the monotonic clock in which the process was not suspended."""
-        held_up = sum(max(0.0, min(end, to) - max(begin, since)) for since, to in [*self._gaps, (self._last, end)])
-        return end - begin - held_up
-
-    def _beat(self) -> None:
-        while True:
-            time.sleep(BEAT)
-            now = time.monotonic()
-            if now - self._last > 5 * BEAT:
-                self._gaps.append((self._last, now))
-            self._last = now
 
 
 def take_part(into: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from processes import Script, free_port, rank_commands, words_of
 
-_INTERFACE = "net0"  # the interface of each host, in addition to loopback
+INTERFACE = "net0"  # the interface of each host, in addition to loopback
 _MARK = "DIST_WANDB_TEST_HOST"
 _NAMES = re.compile(r"dwt(\d+)-\w+")  # prefix of the namespaces of the test run with this process id
 _PATIENCE = 20  # seconds for one command
@@ -41,6 +41,11 @@ class Hosts:
     def are_real(self) -> bool:
         """Whether each host has its own network stack."""
         return not self.why_loopback
+
+    @property
+    def interface(self) -> str:
+        """Return the name of the interface by which a host reaches the others."""
+        return INTERFACE if self.are_real else "lo"
 
     def on(self, host: int, *command: str | Path) -> list[str | Path]:
         marked: list[str | Path] = ["env", f"{_MARK}={host}", *command]
@@ -111,10 +116,10 @@ def _make(count: int) -> Hosts:
         name, port = _namespace(f"h{host}"), f"h{host}"
         _ip("netns", "add", name)
         _ip("-n", name, "link", "set", "lo", "up")
-        _ip("-n", name, "link", "add", _INTERFACE, "type", "veth", "peer", "name", port, "netns", switch)
+        _ip("-n", name, "link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", switch)
         _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
-        _ip("-n", name, "address", "add", f"{address}/24", "dev", _INTERFACE)
-        _ip("-n", name, "link", "set", _INTERFACE, "up")
+        _ip("-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
+        _ip("-n", name, "link", "set", INTERFACE, "up")
     made = Hosts(addresses)
     _call(*made.on(0, "true"))  # whether commands can be run there
     return made
