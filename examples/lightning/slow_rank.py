@@ -24,8 +24,8 @@ PREPARED = 0.05  # seconds that a rank takes to prepare a batch
 
 
 class SlowedDown(DigitClassifier):
-    def __init__(self, slow_rank: int, slowdown: float) -> None:
-        super().__init__(epochs=10, lr=1e-2)
+    def __init__(self, slow_rank: int, slowdown: float, epochs: int) -> None:
+        super().__init__(epochs=epochs, lr=1e-2)
         self.slow_rank = slow_rank
         self.slowdown = slowdown
 
@@ -44,14 +44,14 @@ def main() -> None:
         accelerator="cpu",
         strategy="ddp",
         devices=args.devices,
-        max_epochs=10,
+        max_epochs=args.epochs,
         log_every_n_steps=3,
         logger=logger,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     train, val = load_data()
-    model = SlowedDown(args.slow_rank, args.slowdown)
+    model = SlowedDown(args.slow_rank, args.slowdown, args.epochs)
     trainer.fit(model, DataLoader(train, batch_size=32, shuffle=True), DataLoader(val, batch_size=32))
     logger.experiment.finish()
     if trainer.is_global_zero:
@@ -63,6 +63,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=4, help="processes")
     parser.add_argument("--slow-rank", type=int, default=2, help="the rank that is slowed down")
     parser.add_argument("--slowdown", type=float, default=0.3, help="by which factor it takes longer for a batch")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs of training")
     parser.add_argument("--log-dir", type=Path, default="runs", help="where the run is written")
     return parser.parse_args()
 

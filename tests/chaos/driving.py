@@ -16,8 +16,7 @@ from typing import Any
 
 import ledger
 from drawing import Spec
-from processes import Job, clean_environment, free_port, python, started, torchrun
-from ranks import rank_commands, with_variables
+from processes import Job, clean_environment, free_port, python, rank_commands, started, torchrun, with_variables
 from stored import find_runs
 from wandb_server import WandbServer
 

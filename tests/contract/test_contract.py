@@ -7,7 +7,9 @@ Behaviour of the session itself, which all of them share, is tested once, elsewh
 
 from __future__ import annotations
 
+import io
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from processes import Finished, run_job, torchrun
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
@@ -79,7 +82,18 @@ def test_one_run_has_the_means_of_all_ranks(played: Played) -> None:
 
 
 def test_each_case_is_one_run_that_ended_once_and_successfully(played: Played) -> None:
-    names = {"means", "metrics", "config", "odd-config", "media", "guarded", "silent", "unguarded-run", "beside"}
+    names = {
+        "means",
+        "metrics",
+        "config",
+        "odd-config",
+        "media",
+        "gathered",
+        "guarded",
+        "silent",
+        "unguarded-run",
+        "beside",
+    }
     assert {run.run_id for run in played.server.runs.values()} == {*names, "fails"}
     assert {run.project for run in played.server.runs.values()} == {"contract"}
     assert {name: played.run(name).exit_codes for name in names} == {name: [0] for name in names}
@@ -116,6 +130,22 @@ def test_media_are_those_of_the_primary_in_the_row_of_the_numbers(played: Played
     stored = json.loads(played.run("media").files[table["path"]])
     assert stored == {"columns": ["rank", "label"], "data": [[0, "cat"], [0, "dog"]]}
     assert played.series("media", "loss") == [(1, 0.5)]
+
+
+def test_tables_and_images_of_all_ranks_become_one(played: Played) -> None:
+    files = played.run("gathered").files
+    tables = {name: played.series("gathered", name) for name in ("table", "alone")}
+    assert {name: [step for step, _ in found] for name, found in tables.items()} == {"table": [1], "alone": [3]}
+    whole, alone = (json.loads(files[found[0][1]["path"]]) for found in tables.values())
+    assert whole["columns"] == ["rank", "text", "score"]
+    assert [row[:2] for row in whole["data"]] == [[0, "é 0-0"], [1, "é 1-0"], [1, "é 1-1"]]
+    assert (whole["data"][0][2], *(math.isnan(row[2]) for row in whole["data"][1:])) == (0.5, True, True)
+    assert alone == {"columns": ["rank", "a"], "data": [[1, 1]]}
+    ((step, panel),) = played.series("gathered", "panel")
+    own = ["", ""] if played.integration == "accelerate" else [": of 0", ": of 1"]  # it has no argument for captions
+    assert (step, panel["captions"]) == (2, [f"rank {rank}{caption}" for rank, caption in enumerate(own)])
+    pictures = [Image.open(io.BytesIO(files[name])) for name in panel["filenames"]]
+    assert [picture.getpixel((0, 0)) for picture in pictures] == [(100,) * 3, (101,) * 3]
 
 
 def test_numbers_logged_by_one_rank_are_written(played: Played) -> None:
@@ -158,7 +188,7 @@ def test_the_users_x_axes_are_respected_and_none_is_invented(played: Played) -> 
 
 def test_job_prints_one_line_for_each_run_and_no_warning(played: Played) -> None:
     # Counted in the text, because another rank may have written the first half of a line at that moment.
-    assert played.finished.output.count("dist_wandb: run_mode=") == 10
+    assert played.finished.output.count("dist_wandb: run_mode=") == 11
     others = [line for line in played.finished.lines("dist_wandb: ") if "run_mode=" not in line]
     others = [line for line in others if "Rank 1 failed after step 0; continuing without it." not in line]
     # Observed once, with wandb 0.31 on a busy machine: its core ends a short run before a file of it is uploaded.

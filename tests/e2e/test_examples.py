@@ -91,3 +91,18 @@ def test_example_goes_offline_only_if_nothing_is_configured(
     for host in ("api.wandb.ai", "api.forge.coreweave.com"):
         (tmp_path / ".netrc").write_text(f"machine {host}\n  login user\n  password key\n")
         assert mode_without_login() is None
+
+
+def test_the_slow_rank_is_named_and_no_other_one(tmp_path: Path) -> None:
+    slow = ("--slow-rank", 0, "--slowdown", 2)  # a difference that a busy machine does not hide
+    run_job(
+        *python(EXAMPLES / "lightning" / "slow_rank.py", "--devices", 3, "--epochs", 5, *slow, "--log-dir", tmp_path),
+        cwd=tmp_path,
+    ).check()
+    (run,) = ended_runs(tmp_path, 1)
+    metrics = run.metrics
+    named = metrics["time/straggler_rank"]
+    assert (named.smallest, named.largest) == (0, 0)
+    assert metrics["time/straggler_excess"].last > 0.05
+    assert metrics["time/data/argmax_rank"].counts[0][0] == 0
+    assert metrics["time/optimizer"].count == metrics["time/forward"].count == metrics["time/step"].count >= 20

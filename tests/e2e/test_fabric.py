@@ -2,17 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from history import History, history_of, rank_of
+from lightning.fabric import Fabric
 from processes import python, run_job
 from stored import ended_runs
 
+from dist_wandb import DistWandbLogger, Limits
+from dist_wandb.session import registry
+from dist_wandb.settings.plan import RUN_MODES, check_choice
 from dist_wandb.wandb_files.reading import StoredRun
 
-SCRIPT = Path(__file__).parent / "scripts" / "fabric_runs.py"
 X = "trainer/global_step"
-STEPS = 4  # as in the script
+STEPS = 4
+
+
+def work(fabric: Fabric, how: str) -> None:
+    model: Any = torch.nn.Linear(2, 1)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(STEPS):
+        loss = model(torch.ones(2, 2)).mean()
+        fabric.backward(loss)
+        optimizer.step()
+        fabric.log_dict({"loss": 10.0 * fabric.global_rank + step}, step=step)
+    for logger in fabric.loggers:
+        if isinstance(logger, DistWandbLogger):
+            logger.log_hyperparams({"lr": 0.1, "seen_by": fabric.global_rank})
+            logger.log_image("image", [np.full((2, 2, 3), fabric.global_rank, dtype=np.uint8)], step=STEPS)
+    for session in registry.open_sessions():
+        session.flush()  # a rank that fails does not wait for others
+    fabric.barrier()
+    if how == "raises" and fabric.global_rank == 1:
+        raise RuntimeError("training failed")
+    if how == "raises":
+        time.sleep(60)  # no communication, so that only a signal ends this rank
+
+
+def use_fabric(directory: str, strategy: str, *scenarios: str) -> None:
+    """Each scenario is a run mode, and perhaps " raises"."""
+    for scenario in scenarios:
+        mode, _, how = scenario.partition(" ")
+        place = Path(directory) / scenario.replace(" ", "-")
+        logger = DistWandbLogger(
+            save_dir=place,
+            project="tests",
+            id=mode,
+            offline=True,
+            run_mode=check_choice("run_mode", mode, RUN_MODES),
+            limits=Limits(heartbeat=4.0),  # as `stored.PATIENT`
+        )
+        fabric = Fabric(accelerator="cpu", strategy=strategy, devices=2, loggers=[logger])
+        launch: Any = fabric.launch  # its type knows functions without further arguments only
+        is_last = scenario == scenarios[-1]
+        with contextlib.nullcontext() if is_last else contextlib.suppress(Exception):
+            launch(work, how)
+        sys.stdout.write(f"\nAFTER {scenario}\n")
 
 
 def runs_of(directory: Path, number: int, exit_code: int) -> dict[str, tuple[StoredRun, History]]:
@@ -53,7 +104,7 @@ def check_new(directory: Path) -> None:
 
 def test_ddp_spawn_with_a_rank_that_raises(tmp_path: Path) -> None:
     """Its sibling gets SIGTERM, which only dist_wandb handles; the parent raises."""
-    finished = run_job(*python(SCRIPT, tmp_path, "ddp_spawn", "shared raises", "auto raises"), cwd=tmp_path)
+    finished = run_job(*python(use_fabric, tmp_path, "ddp_spawn", "shared raises", "auto raises"), cwd=tmp_path)
     assert finished.exit_codes == (1,), finished.output
     assert finished.lines("AFTER") == ["AFTER shared raises"]
     assert "RuntimeError: training failed" in finished.output
@@ -62,7 +113,7 @@ def test_ddp_spawn_with_a_rank_that_raises(tmp_path: Path) -> None:
 
 
 def test_ddp_fork_in_consecutive_processes(tmp_path: Path) -> None:
-    finished = run_job(*python(SCRIPT, tmp_path, "ddp_fork", "auto raises", "auto", "new"), cwd=tmp_path).check()
+    finished = run_job(*python(use_fabric, tmp_path, "ddp_fork", "auto raises", "auto", "new"), cwd=tmp_path).check()
     assert len(finished.lines("AFTER")) == 3
     check_auto(tmp_path / "auto-raises", 1)
     check_auto(tmp_path / "auto")

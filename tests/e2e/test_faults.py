@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,15 +14,82 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from processes import Job, python, run_job, started, wait_until
-from ranks import rank_commands
+import torch
+import torch.distributed as dist
+import wandb
+from processes import Job, python, rank_commands, run_job, started, wait_until
 from stored import find_runs, rows_in
 from wandb_server import Request, WandbServer
 
-SCRIPTS = Path(__file__).parent / "scripts"
+import dist_wandb
+
 ROWS = 40
 ALL = Counter(range(ROWS))
 LOSS = {step: 2.0 * step + 0.5 for step in range(ROWS)}
+FEW = 3
+
+
+def train_shortly(directory: str, name: str) -> None:
+    """Log a few rows; under the name `large`, also one that is longer than W&B accepts. Two runs have short limits."""
+    settings = wandb.Settings(init_timeout=4 if name == "id-deleted" else 60)
+    limits = dist_wandb.Limits(finish_timeout=4.0 if name == "patience" else 60.0)
+    with dist_wandb.init("tests", id=name, dir=directory, settings=settings, limits=limits) as run:
+        for step in range(FEW):
+            run.log({"loss": float(step)}, step=step)
+        if name == "large":
+            run.log({"text": "x" * 11_000_000}, step=FEW)
+            run.log({"loss": float(FEW)}, step=FEW + 1)
+
+
+def open_refused(directory: str, *names: str) -> None:
+    """One process that opens a run for each name that it is given, one after the other, and logs a few rows to each."""
+    for name in names:
+        try:
+            train_shortly(directory, name)
+        except wandb.Error as error:  # noqa: PERF203  # each run by itself
+            sys.stdout.write(f"\nSAW {name} {type(error).__name__}\n")
+
+
+def train_despite(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
+    """Train; `finish` is the limit for the other ranks and for the upload, `waits_for` a file."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    begun = time.monotonic()
+    limits: dict[str, Any] = {"peer_timeout": 20.0, "finish_timeout": float(finish), "heartbeat": 0.2}
+    own = {"join_timeout": 2.0} if "INNER" in os.environ else {}
+    with dist_wandb.init("tests", id="exp", dir=directory, limits={**limits, **own}) as run:
+        inner = (
+            dist_wandb.init("tests", id="exp-inner", dir=directory, limits=limits, reinit="create_new")
+            if os.environ.get("INNER")
+            else None
+        )
+        sys.stdout.write(f"OPENED {rank} after {time.monotonic() - begun:.1f} s\n")
+        for step in range(ROWS):
+            gradient = torch.ones(2)
+            dist.all_reduce(gradient)  # the training
+            assert gradient.tolist() == [2.0, 2.0]
+            table = (
+                {"table": wandb.Table(["step"], [[step]])} if step == ROWS // 2 + 5 and "TABLE" in os.environ else {}
+            )
+            run.log({"loss": 2.0 * step + rank, **table}, step=step)
+            if inner is not None:
+                inner.log({"inner": 2.0 * step + rank}, step=step)
+            time.sleep(float(pace))
+            if step == ROWS // 2:
+                run.flush()
+                mark = Path(f"begun-{rank}")
+                mark.write_text(str(os.getpid()))
+                mark.rename(f"half-{rank}")  # so that no partial file is read
+                while waits_for and not Path(waits_for).exists():
+                    time.sleep(0.05)
+                second_half = time.monotonic()
+        if inner is not None:
+            inner.finish()
+        run.flush(timeout=30)
+        dist.barrier()  # no rank is late to the end: the limits are those of the upload
+        sys.stdout.write(f"TRAINED {rank} in {time.monotonic() - second_half:.1f} s\n")
+        ended = time.monotonic()
+    sys.stdout.write(f"\nFINISHED {rank} after {time.monotonic() - ended:.1f} s\n")
 
 
 @dataclass
@@ -83,7 +152,7 @@ def train(
 ) -> Outcome:
     """Train on two unsupervised ranks, while `meanwhile` injects a fault. If W&B `lingers`, its end is not awaited."""
     waits_for = [tmp_path / "go-on"] if waits else []
-    commands = rank_commands(SCRIPTS / "faults.py", directory or tmp_path, pace, finish, *waits_for, world_size=2)
+    commands = rank_commands(train_despite, directory or tmp_path, pace, finish, *waits_for, world_size=2)
     commands = tuple([*prefix, *command] for command in commands)
     with started(*commands, cwd=tmp_path, environment=server.environment(tmp_path, **extra)) as job:
         meanwhile(Training(server, tmp_path, job))
@@ -179,7 +248,7 @@ def test_runs_whose_server_refuses_or_asks_for_patience(wandb_server: WandbServe
     patient = {**busy, "headers": {"Retry-After": "600"}}
     wandb_server.fail("file_stream", only=partial(_is_stream_of, "patience"), **patient)
     names = [*REFUSED_ROWS, *REFUSED_RUNS, "busy", "large", "patience"]
-    job = python(SCRIPTS / "refusals.py", tmp_path, *names)
+    job = python(open_refused, tmp_path, *names)
     finished = run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
 
     assert finished.lines("SAW") == sorted(f"SAW {name} CommError" for name in REFUSED_RUNS)

@@ -6,14 +6,37 @@ The hosts are network namespaces. If these cannot be created, the same jobs run 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hosts import hosts, torchrun_on
 from processes import Finished, run_job
-from stored import COMBINATIONS, check_runs, ended_runs, vector
+from stored import COMBINATIONS, PATIENT, ROWS, check_runs, ended_runs, vector
 
-SCRIPTS = Path(__file__).parent / "scripts"
+import dist_wandb
+
+
+def log_rows(run: dist_wandb.Session) -> None:
+    for row in range(ROWS):
+        run.log({"loss": 10.0 * run.topology.global_rank + row})
+
+
+def open_all(into: str) -> None:
+    """One rank of plain PyTorch without a process group: every mode and scope in turn, each in its own directory."""
+    directory = Path(into)
+    given: dict[str, Any] = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
+    limits = dist_wandb.Limits(heartbeat=PATIENT)
+    for mode, scope in COMBINATIONS:
+        given["dir"] = str(directory / f"{mode}-{scope}")
+        with dist_wandb.init("tests", run_mode=mode, rank_scope=scope, limits=limits, **given) as run:
+            assert dist_wandb.get_run() is run
+            log_rows(run)
+        assert not dist_wandb.get_run()
+    with dist_wandb.init("tests", run_mode="new", dir=str(directory / "generated")) as run:
+        log_rows(run)
+        sys.stdout.write(f"\nSAW {json.dumps({'rank': run.topology.global_rank, 'base_id': run.plan.base_id})}\n")
 
 
 def test_runs_of_all_modes_on_two_hosts_match_the_test_vectors(
@@ -22,7 +45,7 @@ def test_runs_of_all_modes_on_two_hosts_match_the_test_vectors(
     """No variable helps gloo, and the host names do not resolve: the exchange finds addresses automatically."""
     with hosts(2) as made:
         record_testsuite_property("hosts", made.why_loopback or "network namespaces")
-        commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, processes=(2, 2))
+        commands = torchrun_on(made, open_all, tmp_path, processes=(2, 2))
         finished = run_job(*commands, cwd=tmp_path).check()
     assert "Lost rank" not in finished.output
     for run_mode, rank_scope in COMBINATIONS:

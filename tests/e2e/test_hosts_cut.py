@@ -6,22 +6,51 @@ The hosts are network namespaces. If these cannot be created, the same job runs 
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from history import History
 from hosts import Hosts, hosts, ranks_on
 from processes import Finished, Job, clean_environment, started, wait_until
+from pulse import Pulse
 from stored import ended_runs, read_history
 
-SCRIPT = Path(__file__).parent / "scripts" / "hosts_cut.py"
+import dist_wandb
 
 STEPS, FLUSHED = 80, 10
-FINISH, PEER = 6.0, 3.0  # seconds: finish_timeout, peer_timeout, as in the script
+PACE, FINISH, PEER = 0.1, 6.0, 3.0  # seconds: between two rows, finish_timeout, peer_timeout
 MORE = 5.0  # seconds beyond those, on a busy machine
+
+
+def take_part(directory: str) -> None:
+    """Log into the runs of job and host. No collectives: nothing but the logging depends on the other host."""
+    pulse = Pulse()
+    logging.basicConfig(format="AT %(created).2f %(message)s")
+    dist.init_process_group("gloo")
+    rank, slowest = dist.get_rank(), 0.0
+    limits = dist_wandb.Limits(peer_timeout=PEER, join_timeout=15.0, finish_timeout=FINISH, heartbeat=0.2)
+    job = dist_wandb.init("tests", id="job", dir=directory, reinit="create_new", limits=limits)
+    host = dist_wandb.init("tests", rank_scope="worker", id="host", dir=directory, reinit="create_new", limits=limits)
+    for step in range(STEPS):
+        begun = time.monotonic()
+        job.log({"loss": step + float(rank)}, step=step)
+        host.log({"loss": step + float(rank)}, step=step)
+        slowest = max(slowest, pulse.own(begun, time.monotonic()))
+        if step == FLUSHED:  # the others are there, and means flow
+            Path(f"begun-{rank}").write_text(str(job.flush(10.0)))
+        time.sleep(PACE)
+    took = []
+    for run in (job, host):
+        begun = time.monotonic()
+        run.finish()
+        took.append(round(pulse.own(begun, time.monotonic()), 2))
+    sys.stdout.write(f"\nENDED {json.dumps({'rank': rank, 'log': slowest, 'finish': took})}\n")
 
 
 def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
@@ -43,8 +72,7 @@ def test_survivors_continue_without_a_host_that_is_cut_off(
     """No connection is closed. No rank waits longer than the limits, and ranks that were cut off report lost rows."""
     with hosts(2) as made:
         record_testsuite_property("hosts", made.why_loopback or "network namespaces")
-        words = (SCRIPT, tmp_path, STEPS, 0.1)
-        commands = ranks_on(made, *words, per_host=2, GLOO_SOCKET_IFNAME=made.interface)
+        commands = ranks_on(made, take_part, tmp_path, per_host=2, GLOO_SOCKET_IFNAME=made.interface)
         with started(*commands, cwd=tmp_path, environment=clean_environment(WANDB_SILENT="true")) as job:
             cut = cut_off_in_the_middle(made, job, tmp_path)
             finished = job.wait(60).check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -19,19 +20,68 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+import torch.distributed as dist
 from history import History
 from hosts import hosts, ranks_on
-from processes import Job, clean_environment, free_port, started, wait_until
+from processes import Job, clean_environment, free_port, started, wait_until, words_of
+from pulse import Pulse
 from stored import ended_runs, find_runs, read_history, rows_in
 
-SCRIPT = Path(__file__).parent / "scripts" / "hosts_tree.py"
+import dist_wandb
+from dist_wandb.exchange import transport as groups
+
 HOSTS, PER_HOST = 4, 4
 RANKS = HOSTS * PER_HOST
 CUT, KILLED = 3, 4  # a host, and the first rank of another one
 ON_CUT = range(CUT * PER_HOST, (CUT + 1) * PER_HOST)
-PACE, PEER, FINISH = 0.1, 4.0, 4.0  # seconds: between two rows, peer_timeout, finish_timeout, as in the script
+PACE, PEER, FINISH = 0.1, 4.0, 4.0  # seconds: between two rows, peer_timeout, finish_timeout
 MORE = 20.0  # seconds beyond those, on a busy machine: less than any default limit
 SOON = 120.0  # seconds within which an expected event must happen
+LIMITS = dist_wandb.Limits(peer_timeout=PEER, join_timeout=60.0, finish_timeout=FINISH, heartbeat=0.2)
+
+
+def take_part(into: str) -> None:
+    """Log at the same pace as all other ranks, until the test announces the last step of this host."""
+    directory = Path(into)
+    pulse = Pulse()
+    logging.basicConfig(format="AT %(created).2f %(message)s")
+    rank, slowest = int(os.environ["RANK"]), 0.0
+    groups.FAN_OUT = int(os.environ["LOCAL_WORLD_SIZE"])
+    run = dist_wandb.init("tests", id="job", dir=str(directory), limits=LIMITS, reduce={"who": "sum"})
+    run.log({"loss": float(rank), "who": 2**rank}, step=0)
+    assert run.flush(60.0)
+    group = type(run._exchange.participation.group).__name__  # type: ignore[attr-defined]  # nothing public shows it
+    (directory / f"begun-{rank}").write_text(str(os.getpid()))
+    began, step = float(awaited(directory / "begin")), 0
+    while step < last_step(directory):
+        step += 1
+        time.sleep(max(0.0, began + step * PACE - time.time()))
+        before = time.monotonic()
+        run.log({"loss": float(step + rank), "who": 2**rank}, step=step)
+        slowest = max(slowest, pulse.own(before, time.monotonic()))
+    before = time.monotonic()
+    run.finish()
+    took = pulse.own(before, time.monotonic())
+    sys.stdout.write(f"\nENDED {json.dumps({'rank': rank, 'group': group, 'log': slowest, 'finish': took})}\n")
+
+
+def keep_store(directory: str, address: str, port: str) -> None:
+    """Host the job's store, like torchrun's agent."""
+    store = dist.TCPStore(address, int(port), is_master=True, wait_for_workers=False)
+    awaited(Path(directory) / "over")
+    del store
+
+
+def awaited(path: Path) -> str:
+    """Wait until the test has written a file, and return its content."""
+    while not path.exists():
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def last_step(directory: Path) -> float:
+    path = directory / f"until-{os.environ['GROUP_RANK']}"
+    return int(path.read_text()) if path.exists() else float("inf")
 
 
 @dataclass
@@ -92,13 +142,13 @@ def test_others_continue_without_a_host_and_the_leader_of_another(
     with hosts(HOSTS) as made, contextlib.ExitStack() as stack:
         record_testsuite_property("hosts in a tree", made.why_loopback or "network namespaces")
         port = free_port()
-        store = made.on(0, sys.executable, SCRIPT, tmp_path, made.addresses[0], str(port))
+        store = made.on(0, sys.executable, *words_of(keep_store, tmp_path, made.addresses[0], port))
         torchrun = {
             "TORCHELASTIC_RUN_ID": "none",
             "TORCHELASTIC_USE_AGENT_STORE": True,
             "TORCHELASTIC_RESTART_COUNT": 0,
         }
-        commands = [*ranks_on(made, SCRIPT, tmp_path, per_host=PER_HOST, MASTER_PORT=port, **torchrun), store]
+        commands = [*ranks_on(made, take_part, tmp_path, per_host=PER_HOST, MASTER_PORT=port, **torchrun), store]
         job = stack.enter_context(started(*commands, cwd=tmp_path, environment=environment, output=output))
         training = Training(tmp_path, job)
         training.begin()

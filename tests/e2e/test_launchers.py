@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arrived import check_runs, label_of, runs_of
 from launchers import JOBS, Launcher
 from processes import run_job
-from stored import EACH_ONCE, vector_of
-from wandb_records import PLAIN, RecordedRun
+from stored import EACH_ONCE, Rank, display_name, expected_rows, unit_of_run, vector_of, without_own
+from wandb_records import PLAIN, RecordedRun, WriterRecord
 from wandb_server import WandbServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
@@ -50,6 +49,38 @@ def test_runs_of_every_mode_and_scope_match_the_test_vectors(
         made = runs_of(wandb_server, f"{when}-generated")
         check_generated(made, reports, when, agree=meet or launcher.names_job)
     assert checked == launcher.cells(), finished.output
+
+
+def runs_of(server: WandbServer, project: str) -> dict[str, RecordedRun]:
+    return {run.key.split("/")[2]: run for run in server.runs.values() if f"/{project}/" in run.key}
+
+
+def check_runs(recorded: dict[str, RecordedRun], ranks: list[Rank], *, meet: bool = True) -> None:
+    """Compare the runs of one project with the test vector of its mode and scope.
+
+    If the ranks do not `meet`, each has only its own numbers, and the rows of a unit are marked as degraded.
+    """
+    writing: dict[str, list[Rank]] = defaultdict(list)
+    for rank in ranks:
+        if rank["run_id"] is not None:
+            writing[rank["run_id"]].append(rank)
+    assert recorded.keys() == writing.keys()
+    for run_id, writers in writing.items():
+        run, primary = recorded[run_id], next(rank for rank in writers if rank["primary"])
+        assert (run.exit_codes, run.group) == ([0], primary["group"])
+        assert (run.display_name, run.tags, run.config) == (display_name(primary, "nm"), ("online",), {"lr": 0.1})
+        found = {label_of(writer): writer for writer in run.writers.values()}
+        assert found.keys() == {rank["label"] for rank in writers}
+        assert (PLAIN in run.writers) is not primary["shared"]
+        for rank in writers:
+            rows = list(map(without_own, found[rank["label"]].rows))
+            assert rows == expected_rows(rank, unit_of_run(rank, ranks), meet=meet), (run_id, rank, rows)
+
+
+def label_of(writer: WriterRecord) -> str | None:
+    """Return the one label of a writer's console lines; `None` for a plain run."""
+    (label,) = {json.loads(line).get("label") for line in writer.console}
+    return label if label is None else str(label)
 
 
 def check_predicted(reports: Reports, when: str, combination: str) -> None:

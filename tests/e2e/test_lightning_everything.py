@@ -4,84 +4,134 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from history import History, history_of
+import torch
+import wandb
+from history import History
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import WandbLogger
 from processes import Finished, python, run_job
-from stored import ended_runs
+from stored import PATIENT
+from torch.utils.data import DataLoader, TensorDataset
 from wandb_server import WandbServer
 
-from dist_wandb.wandb_files.reading import StoredRun
-
-SCRIPT = Path(__file__).parent / "scripts" / "lightning_everything.py"
 X = "trainer/global_step"
-STEPS, EPOCHS = 3, 2  # as in the script
+STEPS, EPOCHS = 3, 2  # of an epoch, on each of two ranks; until EarlyStopping ends it: the monitored value is constant
 LOSSES = [float(step) for _ in range(EPOCHS) for step in range(STEPS)]  # of rank 0; those of rank 1 are larger by 10
 STAGES = ("train", "validate", "test")
 DEVICE = "DeviceStatsMonitor.on_train_batch_end/cpu_vm_percent"
 
 
-@dataclass(frozen=True)
-class Written:
-    """All rows that one rank wrote into one run: each stage may have a file of its own."""
+class Model(LightningModule):
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.lr = lr
+        self.layer = torch.nn.Linear(2, 1)
 
-    files: list[StoredRun]
+    def on_fit_start(self) -> None:
+        for logger in self.loggers:
+            logger.log_hyperparams({"seen_by": self.global_rank})
 
-    @property
-    def history(self) -> History:
-        return History([row for file in self.files for row in history_of(file, X).rows], X)
+    def on_train_epoch_end(self) -> None:
+        if self.current_epoch:
+            return
+        for logger in self.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_image("image", [np.full((2, 2, 3), self.global_rank, dtype=np.uint8)], step=2)
+                logger.log_table("table", columns=["rank"], data=[[self.global_rank]], step=2)
+                logger.log_text("text", columns=["words"], data=[[f"of {self.global_rank}"]])
 
-    @property
-    def config(self) -> dict[str, Any]:
-        return dict(self.files[0].config)
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.log("loss", 10.0 * self.global_rank + batch_idx)
+        result: torch.Tensor = self.layer(batch[0]).mean()
+        return result
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:  # noqa: ARG002  # Lightning passes it
+        self.log("val", 4.0 * self.global_rank + len(batch))
+
+    def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:  # noqa: ARG002  # Lightning passes it
+        self.log("tested", 10.0 * self.global_rank + len(batch))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    def train_dataloader(self) -> DataLoader[tuple[torch.Tensor, ...]]:
+        return DataLoader(TensorDataset(torch.ones(2 * STEPS, 2)))
+
+    val_dataloader = test_dataloader = train_dataloader
+
+    def on_fit_end(self) -> None:
+        trainer = self.trainer
+        facts: dict[str, Any] = {"rank": self.global_rank, "log_dir": trainer.log_dir}
+        facts["checkpoints"] = trainer.checkpoint_callback.dirpath  # type: ignore[union-attr]
+        facts["versions"] = [logger.version for logger in self.loggers[:2]]
+        sys.stdout.write(f"\nSAW {json.dumps(facts)}\n")
 
 
-def run_script(directory: Path, strategy: str, *modes: str, server: WandbServer | None = None) -> Finished:
-    environment = None if server is None else server.environment(directory)
-    return run_job(*python(SCRIPT, directory, strategy, *modes), cwd=directory, environment=environment).check()
+def of(class_path: str, **arguments: Any) -> dict[str, Any]:
+    """A class and its arguments, as LightningCLI reads them."""
+    return {"class_path": class_path, "init_args": arguments}
 
 
-def stored(directory: Path, number: int) -> dict[tuple[str, int], Written]:
-    """Return the content of `number` files that all ended well, by run id and rank."""
-    found: dict[tuple[str, int], list[StoredRun]] = {}
-    for run in ended_runs(directory, number):
-        assert run.exit_code == 0
-        rank = 0 if run.sidecar is None else run.sidecar.global_rank
-        found.setdefault((run.run_id, rank), []).append(run)
-    return {key: Written(files) for key, files in found.items()}
+def logger_of(directory: str, mode: str) -> dict[str, Any]:
+    given = {"name": "nm", "save_dir": directory, "project": "tests", "id": mode, "run_mode": mode, "log_model": "all"}
+    device_stats = {"spread": ["DeviceStatsMonitor*"]} if mode == "shared" else {}
+    return of("dist_wandb.DistWandbLogger", **given, **device_stats, limits={"heartbeat": PATIENT})
 
 
-def check_rows(history: History, ranks: Sequence[int], prefix: str = "", *, validations: int = EPOCHS + 1) -> None:
+def train_everything(directory: str) -> None:
+    """Lightning: fit, validate and test with callbacks that log, and several loggers, `DistWandbLogger` first."""
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    others = [of(f"lightning.pytorch.loggers.{kind}Logger", save_dir=directory) for kind in ("CSV", "TensorBoard")]
+    callbacks = "lightning.pytorch.callbacks."
+    trainer = {
+        **quiet,
+        "accelerator": "cpu",
+        "strategy": "ddp_notebook",
+        "devices": 2,
+        "max_epochs": 5,
+        "log_every_n_steps": 1,
+        "logger": [*(logger_of(directory, mode) for mode in ("shared", "new")), *others],
+        "callbacks": [
+            of(f"{callbacks}LearningRateMonitor", logging_interval="step"),
+            of(f"{callbacks}DeviceStatsMonitor", cpu_stats=True),
+            of(f"{callbacks}ThroughputMonitor", batch_size_fn="builtins.len", window_size=2),
+            of(f"{callbacks}ModelCheckpoint", monitor="val", save_last=True),
+            of(f"{callbacks}EarlyStopping", monitor="val", patience=1),
+            of(f"{callbacks}Timer", interval="step"),
+        ],
+    }
+    wandb.setup()  # as W&B advises before a fork: all ranks inherit its process
+    overwrite = {"overwrite": True}  # each stage saves the config again
+    cli = LightningCLI(Model, args={"trainer": trainer}, run=False, save_config_kwargs=overwrite)
+    cli.trainer.fit(cli.model)
+    cli.trainer.validate(cli.model, verbose=False)
+    cli.trainer.test(cli.model, verbose=False)
+
+
+def check_rows(history: History, ranks: Sequence[int], prefix: str = "") -> None:
     """Check the rows of a run whose values are the mean over ranks: each value once, at its step."""
     rank = sum(ranks) / len(ranks)
     assert history.values(f"{prefix}loss") == [10.0 * rank + loss for loss in LOSSES]
     assert [row[X] for row in history.rows_with(f"{prefix}loss")] == list(range(STEPS * EPOCHS))
-    assert history.values(f"{prefix}val") == [4.0 * rank + 1] * validations
+    assert history.values(f"{prefix}val") == [4.0 * rank + 1] * (EPOCHS + 1)
     assert history.values(f"{prefix}tested") == [10.0 * rank + 1]
     rates = [] if prefix else [0.1] * STEPS + [0.01] * STEPS  # equal on all ranks by nature, so without labels
     assert history.values(f"{prefix}lr-SGD") == pytest.approx(rates)
     assert not (prefix and history.values(f"{prefix}epoch"))
     assert len(history.values(f"{prefix}{DEVICE}")) == STEPS * EPOCHS
     assert not history.is_flagged
-
-
-def check_media(history: History, names: set[str]) -> None:
-    """Check that a run has one medium of each name, and no others."""
-    kinds = {name.rpartition("._type")[0] for name in history.names if name.endswith("._type")}
-    assert kinds == names
-    assert all(len(history.values(f"{name}._type")) == 1 for name in names)
-
-
-def check_of_rank_0_alone(history: History, *, has: bool) -> None:
-    """Check ThroughputMonitor's rows, which Lightning logs on rank 0 only."""
-    expected = {"train": STEPS * EPOCHS, "validate": STEPS * EPOCHS, "test": STEPS}
-    assert {stage: len(history.values(f"{stage}/batches")) for stage in STAGES} == (
-        expected if has else dict.fromkeys(STAGES, 0)
-    )
+    if not prefix:  # ThroughputMonitor logs on rank 0 only
+        assert len(history.values("train/batches")) == STEPS * EPOCHS * (0 in ranks)
 
 
 def check_places(finished: Finished, directory: Path, run_id: str) -> None:
@@ -97,52 +147,11 @@ def check_places(finished: Finished, directory: Path, run_id: str) -> None:
     assert list(directory.glob("lightning_logs/*/events.out.tfevents*"))
 
 
-def check_csv(directory: Path) -> None:
-    """Check that CSVLogger wrote rank 0's own numbers."""
-    table = next(directory.glob("lightning_logs/*/metrics.csv")).read_text().splitlines()
-    losses = [line.split(",")[table[0].split(",").index("loss")] for line in table[1:]]
-    assert [float(loss) for loss in losses if loss] == LOSSES
-
-
-def check_said(finished: Finished) -> None:
-    """Check for one line per logger, and no warnings except one that a busy machine may cause."""
-    messages = finished.lines("dist_wandb: ")
-    assert len([line for line in messages if "run_mode=" in line]) == 2, messages
-    others = [line for line in messages if "run_mode=" not in line and "Upload it with: dist-wandb sync" not in line]
-    assert all("'epoch'" in line and "A corrected row follows" in line for line in others), others
-
-
-MEDIA = {"image", "table", "text"}
-
-
-def check_runs_of_each_rank(runs: dict[tuple[str, int], Written]) -> None:
-    """Check the two runs of the logger with ``run_mode="new"``."""
-    for rank in (0, 1):
-        own = runs[f"new-rank-{rank}", rank]
-        check_rows(own.history, [rank], validations=EPOCHS)
-        check_media(own.history, MEDIA)
-        check_of_rank_0_alone(own.history, has=rank == 0)
-        assert (own.config["lr"], own.config["seen_by"]) == (0.1, rank)
-        assert {(file.group, file.name) for file in own.files} == {("new", f"nm-rank-{rank}")}
-
-
-def test_ddp_spawn_with_an_auto_and_a_new_logger(tmp_path: Path) -> None:
-    """The parent holds the run of `auto` for all stages; for `new`, each stage's processes open their runs again."""
-    finished = run_script(tmp_path, "ddp_spawn", "auto", "new")
-    runs = stored(tmp_path, 1 + 2 * 2)
-    assert set(runs) == {("auto", 0), ("new-rank-0", 0), ("new-rank-1", 1)}
-    check_rows(runs["auto", 0].history, [0, 1], validations=EPOCHS)
-    check_media(runs["auto", 0].history, MEDIA)
-    check_of_rank_0_alone(runs["auto", 0].history, has=True)
-    check_runs_of_each_rank(runs)
-    check_places(finished, tmp_path, "auto")
-    check_csv(tmp_path)
-    check_said(finished)
-
-
 def test_ddp_notebook_online_after_wandb_setup(wandb_server: WandbServer, tmp_path: Path) -> None:
     """Forked ranks inherit the process of wandb, which would refuse the second writer of a shared run."""
-    run_script(tmp_path, "ddp_notebook", "shared", "new", server=wandb_server)
+    job = python(train_everything, tmp_path)
+    finished = run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
+    check_places(finished, tmp_path, "shared")
     assert {run.run_id for run in wandb_server.runs.values()} == {"shared", "new-rank-0", "new-rank-1"}
     for run_id, ranks in {"shared": [0, 1], "new-rank-0": [0], "new-rank-1": [1]}.items():
         run = wandb_server.run(run_id)

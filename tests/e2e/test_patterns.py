@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import statistics
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+import wandb
 import warm
 from history import histories, history, history_of
 from processes import Finished, clean_environment, free_port, python, run_job, torchrun
 from stored import ended_runs
 from wandb_records import RecordedRun, column
 from wandb_server import WandbServer
+
+import dist_wandb
+from dist_wandb import get_run, wandb_init
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -28,6 +35,101 @@ OF_RANKS = [{step: 2.0 * step + rank for step in range(3)} for rank in (0, 1)]
 
 Outcome = tuple[Finished, WandbServer]
 
+RANK = int(os.environ.get("RANK", "0"))
+PROJECT = "tests"
+
+
+def report(*words: object) -> None:
+    sys.stdout.write("\n" + " ".join(map(str, ("SAW", *words))) + "\n")
+
+
+def log_rows(first: int = 0, number: int = 3) -> None:
+    for step in range(first, first + number):
+        get_run().log({"loss": 2.0 * step + RANK}, step=step)
+
+
+@wandb_init(project=PROJECT, id="before", run_mode="shared")
+def called_before_the_process_group() -> None:
+    log_rows(0, 2)
+    dist.init_process_group("gloo")
+    log_rows(2, 1)
+
+
+@wandb_init
+def inner() -> None:
+    log_rows(1)
+
+
+@wandb_init(project=PROJECT, id="nested")
+def outer() -> None:
+    run = get_run()
+    report("nested", RANK, bool(run), bool(run.run), run.id)
+    log_rows(0, 1)
+    inner()
+    assert get_run() is run
+
+
+@wandb_init(project=PROJECT, id="raising", run_mode="shared")
+def raising() -> None:
+    log_rows()
+    assert get_run().flush()
+    if RANK == 1:
+        get_run().log({"last words": 1.0}, step=3)
+        raise ValueError("rank 1 fails")
+
+
+@wandb_init(project=PROJECT, run_mode="auto", id="decorator")
+def as_the_decorator_says() -> None:
+    log_rows()
+    with dist_wandb.init(id="explicit", run_mode="shared", reinit="create_new"):
+        log_rows()
+    with dist_wandb.init(id="inherited", reinit="create_new"):
+        log_rows()
+
+
+def decorated() -> None:
+    called_before_the_process_group()
+    outer()
+    try:
+        raising()
+    except ValueError:
+        report("raised", RANK)
+    dist.barrier()
+    os.environ["DIST_WANDB_RUN_MODE"] = "new"
+    as_the_decorator_says()
+    del os.environ["DIST_WANDB_RUN_MODE"]
+    report("outside", RANK, bool(get_run()))
+
+
+def measured_on_all_nodes() -> None:
+    settings = wandb.Settings(x_stats_sampling_interval=1)
+    with dist_wandb.init(PROJECT, id="measured", system_metrics="all-nodes", settings=settings) as run:
+        assert bool(run.run) == bool(wandb.run) == (RANK == 0)
+        for step in range(3):
+            run.log({"loss": 2.0 * step + RANK}, step=step)
+            time.sleep(1)
+
+
+def play_patterns(directory: str, examples: str) -> None:
+    """Two ranks, started as two nodes: decorated functions, and the examples.
+
+    Scenarios run one after the other, each with its own run id.
+    """
+    decorated()
+    measured_on_all_nodes()
+    for pattern in runpy.run_path(f"{examples}/who_writes.py")["PATTERNS"].values():
+        pattern()
+    loggers = runpy.run_path(f"{examples}/loggers.py")["WAYS"]
+    loggers["torchtitan"]()
+    runpy.run_path(f"{examples}/ray_train.py")["train"]({"lr": 0.5, "dir": directory})  # without Ray
+    os.environ["DIST_WANDB_RUN_MODE"] = "shared"  # so that each rank's numbers are visible in addition to their mean
+    for way in runpy.run_path(f"{examples}/parallel.py")["WAYS"].values():
+        way(RANK, 2)
+    del os.environ["DIST_WANDB_RUN_MODE"]
+    loggers["torchtune"]()  # which opens a run on rank 0 alone: the last one of a job
+    dist.barrier()
+    dist.destroy_process_group()
+
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
@@ -35,7 +137,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     directory = tmp_path_factory.mktemp("patterns")
     with WandbServer() as server:
         environment = server.environment(directory, PYTHONPATH=str(PATTERNS), WANDB_RUN_GROUP="night")
-        job = torchrun(SCRIPTS / "patterns.py", directory, PATTERNS, processes=1, nodes=2)
+        job = torchrun(play_patterns, directory, PATTERNS, processes=1, nodes=2)
         finished = run_job(*job, cwd=directory, environment=environment).check()
     assert server.unknown == []
     return finished, server
@@ -85,6 +187,16 @@ def test_an_exception_on_one_rank_is_the_runs_exit_code_and_the_primary_ends_las
     assert (run.exit_codes, run.completions) == ([1], 1)
     assert column(run, "loss") == MEANS
     assert column(run, "worker-1-rank-0/last words") == {3: 1.0}
+
+
+def test_one_run_has_the_hardware_metrics_of_all_nodes_and_no_series_of_ranks(outcome: Outcome) -> None:
+    run = outcome[1].run("measured")
+    assert (column(run, "loss"), len(run.rows)) == (MEANS, 3)
+    check_ended_well(run, writers=2)
+    measured = [{name for event in writer.events for name in event} for writer in run.writers.values()]
+    of_nodes = [{name.partition("/l:")[2] for name in names if name.startswith("system.")} for names in measured]
+    assert sorted(of_nodes, key=min) == [{"worker-0"}, {"worker-1"}]
+    assert not any("rank-" in name for row in run.rows for name in row)
 
 
 # --- the examples -----------------------------------------------------------------------------------------------------
@@ -160,12 +272,13 @@ def test_with_uneven_inputs_the_mean_covers_ranks_with_data(outcome: Outcome) ->
 
 
 def test_child_processes_log_into_the_run_passed_to_them(tmp_path: Path) -> None:
-    """Children with each of Python's start methods, and the workers of a pool."""
+    """Children with each of Python's start methods, the workers of a pool, and those of a DataLoader."""
     run_job(*python(SCRIPTS / "children.py", tmp_path), cwd=tmp_path).check()
     found = history(tmp_path)
     for method in ("spawn", "fork", "forkserver"):
         assert found.last(f"{method}/child") == {step: float(step) for step in range(3)}
         assert sorted(found.values(f"{method}/pool")) == [0.0, 1.0, 2.0, 3.0]
+    assert (found.last("in_worker"), found.values("after")) == ({index: float(index) for index in range(8)}, [1.0])
 
 
 def test_example_workers_log_into_the_run_of_their_parent(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from report_runs import environment, history, printed, reduced_run, shared_run, 
 
 from dist_wandb.cli import main
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser for all tests
 EVIL = "</script><script>window.hacked=1</script><img src=http://127.0.0.1:9/x onerror=window.hacked=1><b>&amp;{}"
 
 

@@ -2,19 +2,91 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from processes import Job, clean_environment, run_job, started, torchrun, wait_until
-from stored import find_runs, rows_in
+from stored import PATIENT, find_runs, rows_in
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
 
-SCRIPT = Path(__file__).parent / "scripts" / "restarted.py"
+import dist_wandb
+from dist_wandb.job.launch import Launch
+from dist_wandb.settings.plan import RUN_MODES, RunMode
+
 NOTES = Path("wandb") / "dist-wandb-resume"
 RANKS, ROWS, KILLED_AT = 2, 100, 50
+PARENT, BRANCHED_ROWS, CONTINUED = 8, 3, 2  # rows
+
+
+def continue_after_kill(directory: str, run_mode: RunMode, resume: str, group: str) -> None:
+    """Log rows without a step; be killed once after half of them, and continue from there after a restart.
+
+    The checkpoint is the number of rows that are safe. torchrun, or the test, restarts it. `resume` is passed to
+    `wandb.init` unless empty; `group` creates a process group first.
+    """
+    place = Path(directory)
+    if group:
+        dist.init_process_group("gloo")
+    checkpoint = place / "checkpoint"
+    begin = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    given: dict[str, Any] = {"resume": resume} if resume else {}
+    run = dist_wandb.init(
+        "tests",
+        run_mode=run_mode,
+        reduce="sum" if run_mode != "new" else None,
+        limits=dist_wandb.Limits(heartbeat=PATIENT),
+        dir=directory,
+        **given,
+    )
+    rank = run.topology.global_rank
+    for row in range(begin, ROWS):
+        run.log({"loss": row + 1000.0 * rank})
+        if row == KILLED_AT - 1 and begin == 0:
+            run.flush()
+            (place / f"flushed-{rank}").touch()
+            wait_until((place / "go-on").exists, 60, "the test, which has seen the rows")
+            if rank == 0:
+                checkpoint.write_text(str(KILLED_AT))
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)  # the launcher ends this rank
+    sys.stdout.write(f"ended {rank} {run.id} attempt {Launch.detect().attempt}\n")
+    run.finish()
+    if group:
+        dist.destroy_process_group()
+
+
+def log(directory: str, run_mode: Any, rows: int, **given: Any) -> None:
+    reduce: Any = None if run_mode == "new" else "mean"
+    run = dist_wandb.init("tests", dir=directory, run_mode=run_mode, reduce=reduce, **given)
+    dist.barrier()
+    for row in range(rows):
+        run.log({"loss": float(row)})
+        run.flush(together=True)
+    run.finish()
+    dist.barrier()
+
+
+def branch(directory: str) -> None:
+    """Branch each run after its step 4."""
+    dist.init_process_group("gloo")
+    for mode in RUN_MODES:
+        parent = f"parent-{mode}"
+        log(directory, mode, PARENT, id=parent)
+        at = f"{parent}-rank-0?_step=4" if mode == "new" else f"{parent}?_step=4"
+        log(directory, mode, BRANCHED_ROWS, id=f"fork-{mode}", fork_from=at)
+        log(directory, mode, CONTINUED, id=f"fork-{mode}", resume="allow")
+        if mode == "auto":
+            log(directory, mode, BRANCHED_ROWS, resume_from=at)
+            log(directory, mode, CONTINUED, id=parent, resume="allow")
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("run_mode", "group"), [("auto", ""), ("shared", "group")])
@@ -26,7 +98,7 @@ def test_a_restart_by_torchrun_continues_the_same_run(
     torch's gloo groups do not survive a restart over the agent's store: they find addresses of dead processes.
     """
     environment = wandb_server.environment(tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1" if group else "0")
-    command = list(torchrun(SCRIPT, tmp_path, run_mode, "", group)[0])
+    command = list(torchrun(continue_after_kill, tmp_path, run_mode, "", group)[0])
     command.insert(command.index("--standalone"), "--max-restarts=1")
     with started(command, cwd=tmp_path, environment=environment) as job:
         writers = RANKS if run_mode == "shared" else 1
@@ -46,7 +118,7 @@ def test_a_restart_by_torchrun_continues_the_same_run(
 
 def test_a_second_offline_start_continues_the_runs_of_all_ranks(tmp_path: Path) -> None:
     environment = clean_environment(WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="1")
-    command = torchrun(SCRIPT, tmp_path, "new", "auto", "")[0]
+    command = torchrun(continue_after_kill, tmp_path, "new", "auto", "")[0]
     with started(command, cwd=tmp_path, environment=environment) as job:
         wait_until(lambda: all_flushed(tmp_path), 60)
         wait_until(lambda: [len(rows) for rows in stored(tmp_path).values()] == [KILLED_AT] * RANKS, 60)
@@ -105,7 +177,7 @@ BRANCH = list(range(5, 10))  # positions of their rows
 
 
 def test_rows_without_a_step_continue_at_the_branch_point_of_a_run(wandb_server: WandbServer, tmp_path: Path) -> None:
-    job = torchrun(SCRIPT.with_name("branched.py"), tmp_path)
+    job = torchrun(branch, tmp_path)
     run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
     for run_id in BRANCHED:
         assert steps(wandb_server.run(run_id), "loss") == BRANCH, run_id

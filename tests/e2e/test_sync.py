@@ -12,18 +12,92 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import clean_environment, run_job, started, torchrun, wait_until
-from stored import ended_runs, find_runs, read_files, without_own
-from syncing import IMPATIENT, MODULES, TIMEOUT, WATCHED, sync, sync_command, sync_environment
+import torch.distributed as dist
+import wandb
+from processes import Finished, clean_environment, python, run_job, started, torchrun, wait_until
+from record_files import content_of, make_run, new_record
+from stored import PATIENT, ended_runs, find_runs, read_files, without_own
 from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
-from wandb_server import Request, WandbServer
+from wandb_server import MEASURED, Request, WandbServer
 
+import dist_wandb
 from dist_wandb.cli import main
 
-SCRIPTS = Path(__file__).parent / "scripts"
+MODULES = os.pathsep.join([str(Path(dist_wandb.__file__).parents[1]), str(Path(__file__).parents[1] / "support")])
+WATCHED = {"WANDB_CONSOLE": "wrap", **MEASURED}
+IMPATIENT = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
+TIMEOUT = 120
 ROWS = [{"loss": 10.0 - step} for step in range(5)]
 MORE_ROWS = [{"loss": -1.0 - step} for step in range(4)]
 LONG_AGO = 1e9  # seconds since the epoch
+
+
+def log_shared(directory: str) -> None:
+    """One rank that logs into a shared run, online or as the environment specifies."""
+    dist.init_process_group("gloo")
+    with dist_wandb.init(
+        "tests",
+        run_mode="shared",
+        limits=dist_wandb.Limits(heartbeat=PATIENT),
+        id="exp",
+        name="nm",
+        group="g",
+        job_type="train",
+        notes="why",
+        tags=["t"],
+        dir=directory,
+        config={"lr": 0.1},
+    ) as run:
+        for step in range(5):
+            run.log({"loss": 2.0 * step + run.topology.global_rank}, step=step)
+        sys.stdout.write(f"hello from {run.topology.global_rank}\n")
+        wait_for_measurement(run.run.dir)
+    dist.destroy_process_group()
+
+
+def wait_for_measurement(directory: str) -> None:
+    """Wait until wandb has measured the machine: a run that is over before that has no system metrics.
+
+    Args:
+        directory: The directory of the run's files, `run.dir`. It was started with short intervals: see `MEASURED`.
+    """
+    files = Path(directory).parent
+    wait_until(
+        lambda: any(b"proc.memory" in path.read_bytes() for path in files.glob("run-*.wandb")),
+        TIMEOUT,
+        "a measurement of the machine by wandb",
+    )
+
+
+def log_rows(run: wandb.Run, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        run.log(row)
+        sys.stdout.write(f"logged {row}\n")
+
+
+def use_wandb(given: str) -> None:
+    """Open a run, log, log more once a file exists (`goes_on_after`), finish."""
+    order = json.loads(given)
+    run = wandb.init(project="tests", **order["init"])
+    log_rows(run, order["rows"])
+    if path := order.get("goes_on_after"):
+        wait_until(Path(path).exists, TIMEOUT, path)
+    log_rows(run, order.get("more_rows", []))
+    run.finish()
+
+
+def sync_command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "dist_wandb", "sync", *map(str, arguments)]
+
+
+def sync_environment(server: WandbServer, directory: Path, **variables: str) -> dict[str, str]:
+    return server.environment(directory, PYTHONPATH=MODULES, **{**WATCHED, **IMPATIENT, **variables})
+
+
+def sync(server: WandbServer, directory: Path, *options: str, **variables: str) -> Finished:
+    """Upload the runs below a directory, which is also the place of W&B's caches and of the state of uploads."""
+    command, environment = sync_command(*options, directory), sync_environment(server, directory, **variables)
+    return run_job(command, cwd=directory, environment=environment, timeout=TIMEOUT)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +105,7 @@ def recorded_offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a shared run of two ranks offline."""
     directory = tmp_path_factory.mktemp("offline")
     environment = clean_environment(PYTHONPATH=MODULES, **WATCHED)
-    job = torchrun(SCRIPTS / "shared_online.py", directory)
+    job = torchrun(log_shared, directory)
     run_job(*job, cwd=directory, environment=environment, timeout=TIMEOUT).check()
     ended_runs(directory, 2)
     return directory
@@ -46,7 +120,8 @@ def offline(recorded_offline: Path, tmp_path: Path) -> Path:
 def plain_run(directory: Path, **order: Any) -> list[str | Path]:
     """Return the command that writes a run `exp` with wandb itself."""
     order = {"init": {"id": "exp", "dir": str(directory)}, "rows": ROWS, **order}
-    return [sys.executable, SCRIPTS / "wandb_client.py", json.dumps(order)]
+    (command,) = python(use_wandb, json.dumps(order))
+    return command
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +156,7 @@ def test_an_offline_shared_run_becomes_the_same_as_an_online_one(
 ) -> None:
     with WandbServer() as online:
         environment = online.environment(tmp_path, PYTHONPATH=MODULES, **WATCHED)
-        job = torchrun(SCRIPTS / "shared_online.py", tmp_path / "online")
+        job = torchrun(log_shared, tmp_path / "online")
         run_job(*job, cwd=tmp_path, environment=environment, timeout=TIMEOUT).check()
         expected = online.run("exp")
     with WandbServer() as server:
@@ -132,15 +207,16 @@ def by_label(run: RecordedRun) -> dict[str, tuple[WriterRecord, RecordedRun]]:
 def written(writer: WriterRecord, run: RecordedRun) -> dict[str, Any]:
     """Return all that one writer sent, except times, measurements, and wandb's own text about online and offline."""
     upserts = [upsert for upsert in run.upserts if upsert.client == writer.client]
-    first = upserts[0]
     return {
         "rows": [{**without_own(row), "_step": row["_step"]} for row in writer.rows],
         "events": (set(writer.events[0]), labels_of_events(writer)),
         "console": [json.loads(line)["content"] for line in writer.console if "hello" in line],
         "summary": without_own(writer.summary),
         "completions": (writer.completions, writer.exit_codes),
-        "described by": (first.display_name, first.group, first.tags, first.notes, first.job_type),
-        "config": {name: item for name, item in (upserts[-1].config or {}).items() if name != "_wandb"},
+        "described by": {**upserts[0].values, "stored_config": None},
+        "config": {
+            name: item for name, item in upserts[-1].values.get("stored_config", {}).items() if name != "_wandb"
+        },
     }
 
 
@@ -308,3 +384,60 @@ def test_an_upload_that_was_killed_or_ended_continues(plain: Path, wandb_server:
     sync(wandb_server, plain).check()
     run = wandb_server.run("exp")
     assert (losses(run), run.exit_codes) == ([row["loss"] for row in ROWS], [0])
+
+
+# --- only the files of a run, from a copy; for other files see test_hostile_trees.py ----------------------------------
+
+RICH_RUN = """
+import pathlib, wandb
+pathlib.Path("weights.bin").write_bytes(bytes(range(256)) * 8192)
+run = wandb.init(project="digits", id="rich", config={"lr": 0.1})
+run.log({"loss": 1.0, "table": wandb.Table(columns=["a"], data=[[1], [2]]), "page": wandb.Html("<b>bold</b>")})
+artifact = wandb.Artifact("weights", "model")
+artifact.add_file("weights.bin")
+run.log_artifact(artifact)
+run.finish()
+"""
+
+
+def contents_below(top: Path) -> dict[Path, bytes]:
+    """Return the contents of all files, except the log of wandb's own process, which ends after the job."""
+    return {path: path.read_bytes() for path in top.rglob("*") if path.is_file() and path.name != "debug-core.log"}
+
+
+def test_a_run_with_media_and_artifacts_is_uploaded_completely(tmp_path: Path, wandb_server: WandbServer) -> None:
+    data = {"WANDB_DATA_DIR": wandb_server.environment(tmp_path)["WANDB_DATA_DIR"]}
+    job = [sys.executable, "-c", RICH_RUN]
+    run_job(job, cwd=tmp_path, environment=clean_environment(**data), timeout=TIMEOUT).check()
+    (stored,) = ended_runs(tmp_path, 1)
+    path = stored.path
+    before = contents_below(path.parent)
+    assert "✓ rich: 1 row uploaded" in sync(wandb_server, tmp_path).check().output
+    run = wandb_server.run("rich")
+    media = {name for name in before if "media" in name.parts}
+    assert {str(name.relative_to(path.parent / "files")): before[name] for name in media}.items() <= run.files.items()
+    weights = bytes(range(256)) * 8192
+    assert [found.files for found in wandb_server.artifacts if found.name == "weights"] == [{"weights.bin": weights}]
+    assert {found.kind for found in wandb_server.artifacts} == {"model", "run_table"}
+    after = contents_below(path.parent)
+    assert after.keys() - before.keys() == {path.with_name("run-rich.wandb.synced")}
+    assert {name: after[name] for name in before} == before
+    assert not list((tmp_path / "state").rglob("copy"))
+
+
+def test_what_wandb_wrote_behind_the_end_of_a_short_run_is_uploaded(tmp_path: Path, wandb_server: WandbServer) -> None:
+    """`wandb sync` itself drops it, and logs an error: what the machine is takes a moment to find out."""
+    machine = new_record()
+    machine.environment.host = "node-1"
+    extended(make_run(tmp_path / "runs"), machine)
+    assert "✓ exp: 3 rows uploaded" in sync(wandb_server, tmp_path).check().output
+    assert json.loads(wandb_server.run("exp").files["wandb-metadata.json"])["host"] == "node-1"
+
+
+def extended(path: Path, record: object) -> None:
+    """Append a record to a file that was written by hand."""
+    more = content_of([record])[7:]
+    content = path.read_bytes()
+    assert len(content) + len(more) < 32_768  # within the first block, where no padding is needed
+    path.write_bytes(content + more)
+    os.utime(path, (1e9, 1e9))

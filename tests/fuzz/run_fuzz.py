@@ -13,10 +13,23 @@ from pathlib import Path
 
 sys.path += [str(Path(__file__).parents[1] / "support")]
 
-from fuzz_targets import TARGETS, named
-from fuzzing import FindingError, fuzz, keep, read_all
+import fuzz_of_files
+import fuzz_of_peers
+import fuzz_of_reports
+import fuzz_of_starts
+from fuzzing import FindingError, Target, fuzz, keep, read_all
 
 _BATCH = 500  # inputs of one target before the next target
+TARGETS: tuple[Target, ...] = (
+    *fuzz_of_peers.TARGETS,
+    *fuzz_of_files.TARGETS,
+    *fuzz_of_reports.TARGETS,
+    *fuzz_of_starts.TARGETS,
+)
+
+
+def named(name: str) -> Target:
+    return next(target for target in TARGETS if target.name == name)
 
 
 def main() -> int:

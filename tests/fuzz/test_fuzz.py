@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fuzz_targets import TARGETS, named
 from fuzzing import FINDINGS, MIB, FindingError, Target, check, fuzz, keep
+from run_fuzz import TARGETS, named
 
 _FOUND = sorted({path.parent.name for path in FINDINGS.glob("*/*.bin")})
 

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from wandb_artifacts import ArtifactQueries
-from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, RecordedRun, Records, upsert_of
+from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, RecordedRun, Records
 from wandb_sweeps import SweepQueries
 
 _PROBED = {"Query": ["serverInfo"], "Mutation": [], "ServerInfo": ["cliVersionInfo"]}
@@ -84,7 +84,7 @@ class GraphQL:
         return {"serverInfo": {"features": [{"name": name, "isEnabled": True} for name in self._features]}}
 
     def _upsert_bucket(self, variables: _Variables, client: str) -> _Data:
-        run, is_new = self._records.upsert(upsert_of(variables, client))
+        run, is_new = self._records.upsert(variables, client)
         project = {"id": run.project, "name": run.project, "entity": {"id": run.entity, "name": run.entity}}
         bucket = _stored(run, project, run.line_count(HISTORY))
         return {"upsertBucket": {"bucket": bucket, "inserted": is_new}}

@@ -14,8 +14,6 @@ from dist_wandb.wandb_files.reading import StoredRun
 
 DEGRADED = "dist_wandb/degraded"
 STEPS = 12  # rows of an ordinary scenario, in scripts and tests
-MANY = 3_000
-BEHIND, LAG = 30, 0.15  # rows of scenarios in which a rank is behind now and then, and by how many seconds
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import free_port
-from ranks import rank_commands
+from processes import Script, free_port, rank_commands, words_of
 
 INTERFACE = "net0"  # the interface of each host, in addition to loopback
 _MARK = "DIST_WANDB_TEST_HOST"
@@ -158,21 +157,22 @@ def _call(*command: str | Path) -> str:
 
 
 def torchrun_on(
-    made: Hosts, script: Path, *arguments: object, processes: Sequence[int]
+    made: Hosts, script: Script, *arguments: object, processes: Sequence[int]
 ) -> tuple[list[str | Path], ...]:
     """Return the commands that start `script` under torchrun on each host, with a number of processes per host."""
     port = str(free_port())
-    words = [str(argument) for argument in arguments]
     meeting = ["--nnodes", str(len(processes)), "--master-addr", made.addresses[0], "--master-port", port]
     launcher: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", *meeting]
     return tuple(
-        made.on(host, *launcher, "--node-rank", str(host), "--nproc-per-node", str(number), script, *words)
+        made.on(
+            host, *launcher, "--node-rank", str(host), "--nproc-per-node", str(number), *words_of(script, *arguments)
+        )
         for host, number in enumerate(processes)
     )
 
 
 def ranks_on(
-    made: Hosts, script: Path, *arguments: object, per_host: int, **variables: object
+    made: Hosts, script: Script, *arguments: object, per_host: int, **variables: object
 ) -> list[list[str | Path]]:
     """Return the commands that start `script` as ranks on each host, without a launcher."""
     layout = (per_host,) * len(made.addresses)

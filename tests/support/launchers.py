@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from processes import free_port
-from ranks import Command, with_variables
+from processes import Command, free_port, with_variables
 from stored import EACH_ONCE
 
 How = Literal["real", "processes", "variables"]

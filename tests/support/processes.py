@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import secrets
 import signal
@@ -14,6 +15,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
 
 import warm
 
@@ -28,6 +31,10 @@ _RANKS = (
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "CROSS_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 )
+# A file, or a function of a test file, whose arguments are texts.
+Script: TypeAlias = Path | str | Callable[..., object]
+Command = list[str | Path]
+_NONE: Mapping[str, object] = MappingProxyType({})
 starts_cold = False  # whether the current test is marked with `cold`
 
 
@@ -164,20 +171,56 @@ def started(
             os.close(stdout)
 
 
-def python(script: Path, *arguments: object) -> tuple[list[str | Path], ...]:
+def words_of(script: Script, *arguments: object) -> list[str | Path]:
+    """Return what Python is told to run a script: see `called`."""
+    if isinstance(script, Path | str):
+        return [script, *map(str, arguments)]
+    return [_SUPPORT / "called.py", inspect.getfile(script), script.__name__, *map(str, arguments)]
+
+
+def python(script: Script, *arguments: object) -> tuple[list[str | Path], ...]:
     """Return the command that runs `script` as one process; used like `torchrun`."""
-    return ([sys.executable, script, *map(str, arguments)],)
+    return ([sys.executable, *words_of(script, *arguments)],)
 
 
-def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 1) -> tuple[list[str | Path], ...]:
+def torchrun(script: Script, *arguments: object, processes: int = 2, nodes: int = 1) -> tuple[list[str | Path], ...]:
     """Return the command, or for several simulated nodes the commands, to start `script` under torchrun on loopback."""
     launcher: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    words = [str(argument) for argument in arguments]
+    words = words_of(script, *arguments)
     if nodes == 1:
-        return ([*launcher, "--standalone", script, *words],)
+        return ([*launcher, "--standalone", *words],)
     port = str(free_port())
     rendezvous = ["--nnodes", str(nodes), "--master-addr", "127.0.0.1", "--master-port", port]
-    return tuple([*launcher, *rendezvous, "--node-rank", str(node), script, *words] for node in range(nodes))
+    return tuple([*launcher, *rendezvous, "--node-rank", str(node), *words] for node in range(nodes))
+
+
+def with_variables(variables: Mapping[str, object], script: Script, *arguments: object) -> Command:
+    """Return the command that runs a script, or a module after ``-m``, with environment variables."""
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *assignments, sys.executable, *words_of(script, *arguments)]
+
+
+def rank_commands(
+    script: Script,
+    *arguments: object,
+    world_size: int = 1,
+    layout: Sequence[int] = (),
+    variables: Mapping[str, object] = _NONE,
+) -> tuple[Command, ...]:
+    """Return the commands that start `script` as ranks, like a launcher: on one node, or on those of a `layout`.
+
+    Unlike under torchrun, a failing rank does not end the others.
+    """
+    layout = layout or (world_size,)
+    world = {"WORLD_SIZE": sum(layout), "GROUP_WORLD_SIZE": len(layout)}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    commands: list[Command] = []
+    for node, size in enumerate(layout):
+        for local in range(size):
+            place = {"RANK": len(commands), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": size}
+            place |= {"NODE_RANK": node, "GROUP_RANK": node}
+            commands.append(with_variables({**place, **world, **meeting, **variables}, script, *arguments))
+    return tuple(commands)
 
 
 def wait_until(condition: Callable[[], bool], within: float, what: str = "") -> None:

@@ -1,13 +1,11 @@
 """Which worker of pytest-xdist runs which tests of whole jobs: tests that inspect the same job stay together.
 
 pytest-xdist 3.8 writes the group of a test into its id, which pytest 9.2 no longer allows: all tests are distributed,
-and each worker runs the shared jobs again. Here the group is derived from the source of the test's file: it consists of
-tests that use the same module-scoped fixture, directly or through other fixtures, with the same parameter.
+and each worker runs the shared jobs again. Here a file with a module-scoped fixture is a group.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from collections.abc import Iterable
@@ -64,35 +62,14 @@ def names_of_one_process(names: Iterable[str]) -> list[str]:
 
 
 def group_of(nodeid: str, root: Path) -> str:
-    """Return the group of a test: its id, or its file with the fixture that it shares with other tests of the file."""
+    """Return the group of a test: itself, or its file if tests share a job there, with the parameter of that job."""
     path, _, test = nodeid.partition("::")
-    name, _, parameter = test.partition("[")
-    shared = _shared(root / path)
-    if name not in shared:
+    source = _source(root / path)
+    if 'scope="module"' not in source:
         return nodeid
-    fixture, has_parameters = shared[name]
-    return f"{path}::{fixture}[{parameter}" if has_parameters else f"{path}::{fixture}"
+    return f"{path}[{test.partition('[')[2]}" if 'scope="module", params=' in source else path
 
 
 @functools.cache
-def _shared(path: Path) -> dict[str, tuple[str, bool]]:
-    """Return, for each test that uses a module-scoped fixture, the first such fixture and whether it has parameters."""
-    functions = {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
-    fixtures = {name: options for name, node in functions.items() if (options := _options(node)) is not None}
-
-    def first(name: str) -> tuple[str, bool] | None:
-        if fixtures.get(name, {}).get("scope") == "'module'":
-            return name, "params" in fixtures[name]
-        used = [argument.arg for argument in functions[name].args.args] if name in functions else []
-        return next((found for found in map(first, used) if found), None)
-
-    return {name: found for name in functions if name not in fixtures and (found := first(name))}
-
-
-def _options(function: ast.FunctionDef) -> dict[str, str] | None:
-    """Return the arguments of a function's `pytest.fixture`, as text; `None` for a function that is not a fixture."""
-    for decorator in function.decorator_list:
-        if ast.unparse(decorator).startswith("pytest.fixture"):
-            keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
-            return {str(keyword.arg): ast.unparse(keyword.value) for keyword in keywords}
-    return None
+def _source(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

@@ -10,46 +10,18 @@ from typing import Any
 PLAIN = ""  # the client of a plain run: its writers cannot be distinguished
 ENTITY, PROJECT = "tester", "uncategorized"
 
+# What an upsert sets, by the names of the variables that hold it.
+_SET = {"groupName": "group", "jobType": "job_type", "displayName": "display_name", "config": "stored_config"}
+_SET |= {name: name for name in ("notes", "tags", "sweep")}
 HISTORY, EVENTS, CONSOLE, SUMMARY = "wandb-history.jsonl", "wandb-events.jsonl", "output.log", "wandb-summary.json"
 
 
 @dataclass(frozen=True)
 class Upsert:
-    """One `UpsertBucket`; `None` for values that it left unchanged."""
+    """One `UpsertBucket`: the values that it set, by their names as attributes of `RecordedRun`."""
 
-    entity: str
-    project: str
-    run_id: str
-    group: str | None
-    job_type: str | None
-    display_name: str | None
-    notes: str | None
-    tags: tuple[str, ...] | None
-    config: dict[str, Any] | None  # as sent: every key with its `value`, and W&B's own values under `_wandb`
-    sweep: str | None
     client: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.entity}/{self.project}/{self.run_id}"
-
-
-def upsert_of(variables: Mapping[str, Any], client: str) -> Upsert:
-    """Return the upsert of a GraphQL request."""
-    config, tags = variables.get("config"), variables.get("tags")
-    return Upsert(
-        entity=variables.get("entity") or ENTITY,
-        project=variables.get("project") or PROJECT,
-        run_id=variables["name"],
-        group=variables.get("groupName"),
-        job_type=variables.get("jobType"),
-        display_name=variables.get("displayName"),
-        notes=variables.get("notes"),
-        tags=None if tags is None else tuple(tags),
-        config=None if config is None else json.loads(config),
-        sweep=variables.get("sweep") or None,
-        client=client,
-    )
+    values: Mapping[str, Any]
 
 
 @dataclass
@@ -103,6 +75,14 @@ class RecordedRun:
     entity: str
     project: str
     run_id: str
+    group: str | None = None
+    job_type: str | None = None
+    display_name: str | None = None
+    notes: str | None = None
+    tags: tuple[str, ...] = ()
+    sweep: str | None = None
+    # every key with its `value`, and W&B's own values under `_wandb`
+    stored_config: dict[str, Any] = field(default_factory=dict)
     upserts: list[Upsert] = field(default_factory=list)  # in the order of arrival
     writers: dict[str, WriterRecord] = field(default_factory=dict)  # by client id; `PLAIN` is that of a plain run
     files: dict[str, bytes] = field(default_factory=dict)
@@ -136,10 +116,6 @@ class RecordedRun:
         return [code for writer in self.writers.values() for code in writer.exit_codes]
 
     @property
-    def stored_config(self) -> dict[str, Any]:
-        return self._latest("config") or {}
-
-    @property
     def config(self) -> dict[str, Any]:
         return {name: item["value"] for name, item in self.stored_config.items() if name != "_wandb"}
 
@@ -152,39 +128,6 @@ class RecordedRun:
     def own_config(self) -> dict[str, Any]:
         value: dict[str, Any] = self.stored_config.get("_wandb", {}).get("value", {})
         return value
-
-    @property
-    def display_name(self) -> str | None:
-        return self._latest_text("display_name")
-
-    @property
-    def group(self) -> str | None:
-        return self._latest_text("group")
-
-    @property
-    def job_type(self) -> str | None:
-        return self._latest_text("job_type")
-
-    @property
-    def sweep(self) -> str | None:
-        return self._latest_text("sweep")
-
-    @property
-    def notes(self) -> str | None:
-        return self._latest_text("notes")
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return self._latest("tags") or ()
-
-    def _latest_text(self, name: str) -> str | None:
-        text: str | None = self._latest(name)
-        return text
-
-    def _latest(self, name: str) -> Any:
-        """Return the last value that an upsert set: most upserts leave most values unchanged."""
-        values = [getattr(upsert, name) for upsert in self.upserts]
-        return next((value for value in reversed(values) if value is not None), None)
 
     def rewind(self, step: float) -> None:
         """Forget the rows after a step of W&B."""
@@ -227,11 +170,18 @@ class Records:
     runs: dict[str, RecordedRun] = field(default_factory=dict)
     artifacts: dict[str, RecordedArtifact] = field(default_factory=dict)
 
-    def upsert(self, upsert: Upsert) -> tuple[RecordedRun, bool]:
+    def upsert(self, variables: Mapping[str, Any], client: str) -> tuple[RecordedRun, bool]:
         """Record an upsert; return the run, and whether it is new."""
-        is_new = upsert.key not in self.runs
-        run = self.runs.setdefault(upsert.key, RecordedRun(upsert.entity, upsert.project, upsert.run_id))
-        run.upserts.append(upsert)
+        run = RecordedRun(variables.get("entity") or ENTITY, variables.get("project") or PROJECT, variables["name"])
+        is_new = run.key not in self.runs
+        run = self.runs.setdefault(run.key, run)
+        values = {name: value for sent, name in _SET.items() if (value := variables.get(sent)) is not None}
+        if "stored_config" in values:
+            values["stored_config"] = json.loads(values["stored_config"])
+        values |= {"tags": tuple(values["tags"])} if "tags" in values else {}
+        values |= {"sweep": None} if values.get("sweep") == "" else {}
+        run.upserts.append(Upsert(client, values))
+        vars(run).update(values)  # most upserts leave most values unchanged
         return run, is_new
 
     def stream(self, key: str, client: str, message: Mapping[str, Any]) -> None:

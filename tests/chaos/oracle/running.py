@@ -11,8 +11,7 @@ from pathlib import Path
 from oracle.comparing import Difference, Terms, compare, side_by_side
 from oracle.recorded import Recorded, recorded_runs
 from oracle.scripts import Script, for_stock, to_json
-from processes import clean_environment, python, run_job
-from ranks import rank_commands
+from processes import clean_environment, python, rank_commands, run_job
 
 _PLAYER = Path(__file__).parent / "player.py"
 _SOURCES = Path(__file__).parents[3] / "src"

@@ -51,6 +51,14 @@ class Part(ABC):
         """Log a table, with the integration's own method if it has one."""
         self.log({name: dist_wandb.Table(columns=columns, data=data)}, step)
 
+    def gather_image(self, name: str, pixels: np.ndarray[Any, Any], caption: str, step: int) -> None:
+        """Log the images of all ranks as one panel, with the integration's own method if it has one."""
+        self.log({name: dist_wandb.gathered([pixels], caption=[caption])}, step)
+
+    def gather_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
+        """Log the rows of all ranks as one table, with the integration's own method if it has one."""
+        self.log({name: dist_wandb.gathered(data, columns)}, step)
+
 
 Case = Callable[[Part], None]
 
@@ -102,6 +110,12 @@ class Logger(Part):
     def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
         self._logger.log_table(name, [str(column) for column in columns], data, step=step)
 
+    def gather_image(self, name: str, pixels: np.ndarray[Any, Any], caption: str, step: int) -> None:
+        self._logger.log_image(name, [pixels], step, caption=[caption], gather=True)
+
+    def gather_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
+        self._logger.log_table(name, [str(column) for column in columns], data, step=step, gather=True)
+
 
 class InFabric(Logger):
     def __init__(self, fabric: Fabric, logger: DistWandbLogger) -> None:
@@ -129,6 +143,12 @@ class Accelerated(Part):
 
     def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
         self._accelerator.get_tracker("dist_wandb").log_table(name, columns, data, step=step)
+
+    def gather_image(self, name: str, pixels: np.ndarray[Any, Any], caption: str, step: int) -> None:  # noqa: ARG002
+        self._accelerator.get_tracker("dist_wandb").log_images({name: [pixels]}, step=step, gather=True)
+
+    def gather_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
+        self._accelerator.get_tracker("dist_wandb").log_table(name, columns, data, step=step, gather=True)
 
 
 class CaseModule(Layer):
@@ -257,6 +277,15 @@ def media(part: Part) -> None:
     part.log({"loss": float(part.rank)}, 1)
 
 
+def gathered(part: Part) -> None:
+    """One row of a table on rank 0, two on rank 1, which logs another table alone; an image of each."""
+    rows = [[f"é {part.rank}-{place}", float("nan") if part.rank else 0.5] for place in range(1 + part.rank)]
+    part.gather_table("table", ["text", "score"], rows, 1)
+    part.gather_image("panel", np.full((4, 4, 3), 100 + part.rank, np.uint8), f"of {part.rank}", 2)
+    if part.rank == 1:
+        part.gather_table("alone", ["a"], [[1]], 3)
+
+
 def guarded(part: Part) -> None:
     """Rows that only one rank logs neither wait for the other nor stop it."""
     for step in range(ROWS):
@@ -311,7 +340,8 @@ INTEGRATIONS: dict[str, Callable[..., None]] = {
     "as-wandb": as_wandb,
     "transformers": transformers,
 }
-CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, guarded, silent, unguarded_run, beside, fails)
+CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, gathered, guarded, silent)
+CASES += (unguarded_run, beside, fails)
 
 
 def main(integration: str, directory: str) -> None:

@@ -35,6 +35,7 @@ _LIBRARIES = (
     *("accelerate", "accelerate.commands.launch", "lightning", "lightning.pytorch"),
     *("wandb.sdk.launch", "wandb.sdk.launch.inputs.internal", "requests"),  # wandb.init imports them
     *("torch.distributed.checkpoint", "sklearn.datasets", "PIL.Image", "psutil"),
+    *("pytest", "http.server"),  # of tests whose functions are called
 )
 _OF_ENVIRON = {os.getenv.__code__.co_filename, Mapping.get.__code__.co_filename}
 _HUGE_PAGE, _MADV_COLLAPSE = 2**21, 25
