@@ -85,6 +85,7 @@ def test_arguments_of_the_stock_tracker_are_passed_to_wandb(fake_wandb: FakeWand
         config = None if log_with == "wandb" else {"lr": 0.1}  # the stock tracker needs wandb.config
         accelerator.init_trackers("digits", config, {"wandb": {"tags": ["a"]}})
         accelerator.log({"loss": 0.1, "text": "a", "nested": {"b": 1}}, step=0)
+        accelerator.get_tracker("wandb").log_images({}, step=1)
         if config is not None:
             accelerator.get_tracker("wandb").store_init_configuration({"lr": 0.2, "seed": 1})
         accelerator.end_training()
