@@ -241,8 +241,10 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
 
     def _log(self, values: Mapping[str, Any], session: Session, state: Any) -> None:
         """Log values under the stock callback's names, and its x axis too if the script's session has another one."""
-        axis = {_STEP_METRIC: state.global_step} if self._has_other_axis else {}
-        session.log({**rewrite_logs(values), **axis}, state.global_step, commit=True)
+        axes, step = dict[str, int](), state.global_step
+        if self._has_other_axis and session.axis is not None:  # as values: `step=` would end a row that is left open
+            axes, step = dict.fromkeys((_STEP_METRIC, session.axis), step), None
+        session.log({**rewrite_logs(values), **axes}, step, commit=True)
 
     def _ready(self, args: Any, state: Any, model: Any, *, anew: bool = False, **kwargs: Any) -> Session:
         """Return the session of this rank. If a subclass overrides `setup`, with the run that it has opened, if any."""

@@ -338,7 +338,8 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
             name: gathered(held, limit=limit) if gather else list(map(wandb_media.image, held))
             for name, held in values.items()
         }
-        self.log(images, step, **kwargs)
+        if images:
+            self.log(images, step, **kwargs)
 
     def log_table(
         self,

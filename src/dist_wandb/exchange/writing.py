@@ -193,7 +193,7 @@ class Writing:
             if before.get(name, value) != value:
                 return False
         for name in before.keys() & values.keys() - axes.keys():
-            if type(values[name]) not in PLAIN or before[name] != values[name]:
+            if not PLAIN.issuperset({type(before[name]), type(values[name])}) or before[name] != values[name]:
                 return False
         return True
 

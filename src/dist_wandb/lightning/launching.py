@@ -34,6 +34,7 @@ class LaunchState:
 
     parents_run: bytes | None = None  # the pickled run of the process that pickled this logger, if it had a run
     location: str | None = None  # address or directory of that run, which this process cannot determine
+    other_axis: str | None = None  # the x axis of the script's session with that run, if it is not the logger's
     is_announced: bool = False  # whether the line at the start was printed, or is left to a child process
     has_children: bool = False  # whether child processes open the runs
     home: int = field(default_factory=os.getpid)  # id of the process that created the logger
@@ -49,11 +50,11 @@ class LaunchState:
         """Whether a spawn or fork strategy created this process, which ends with the Trainer's call."""
         return os.getpid() != self.home
 
-    def for_copy(self, run: Run | None) -> LaunchState:
+    def for_copy(self, run: Run | None, other_axis: str | None) -> LaunchState:
         """Return the state for a copy of the logger, such as in a spawned process; `run` is open in this process."""
         location = run_metadata.location(run) if run is not None else self.location
         copied = LaunchState(
-            wandb_private.pickled_run(run) or self.parents_run, location, self.is_announced, home=self.home
+            wandb_private.pickled_run(run) or self.parents_run, location, other_axis, self.is_announced, home=self.home
         )
         self.is_announced = self.is_announced or is_spawning()  # rank 0, which is spawned first, prints the line
         return copied

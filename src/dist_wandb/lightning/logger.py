@@ -201,7 +201,7 @@ class DistWandbLogger(StockLogger):
         if self._module is None and session.topology.world_size > 1:
             process_end.catch_sigterm()  # Fabric does not; the Trainer has done so by now, to save a checkpoint
         row, weights = name_spaces.prefixed(self, metrics), None
-        if step is not None and (type(step) is not int or step < 0):
+        if step is not None and (type(step) is not int or step < 0 or self._holder.axis in row):
             row, step = name_spaces.placed(row, step, self._holder.axis)
         if session.reduces:
             module = self._module() if self._module else None

@@ -223,6 +223,7 @@ def log_hyperparams(logger: DistWandbLogger, session: Session | None, params: di
 
 def placed(row: Mapping[str, Any], step: Any, axis: str | None) -> tuple[Mapping[str, Any], int | None]:
     """Return a row and its step; a step that is no count is only a value of the row, as all are in the stock logger."""
+    row = {name: value for name, value in row.items() if name != axis}  # the step replaces it, as there
     try:
         x = float(step)
     except (TypeError, ValueError):  # the session refuses it

@@ -87,7 +87,7 @@ class SessionHolder:
 
     def for_copy(self, run: Run | None) -> SessionHolder:
         copied = SessionHolder.__new__(SessionHolder)
-        copied.__dict__.update(self.__dict__, session=None, launch=self.launch.for_copy(run))
+        copied.__dict__.update(self.__dict__, session=None, launch=self.launch.for_copy(run, self._other_axis(run)))
         return copied
 
     def prepare_spawn(self, run: Run | None) -> None:
@@ -175,6 +175,7 @@ class SessionHolder:
             integration=INTEGRATION,
             topology=topology,
             step_metric=self.axis,
+            other_axis=self._other_axis(available),
             number=self.number,
             proposed_id=proposed_id,
             adopt=lambda plan: self._adopt(available, plan),
@@ -229,6 +230,11 @@ class SessionHolder:
         if running is not None:
             self._warn_of_use(running)
         return running
+
+    def _other_axis(self, run: Run | None) -> str | None:
+        """The x axis of the script's session with a run, on which its charts are drawn, if it is not the logger's."""
+        axes = [session.axis for session in open_sessions() if run is not None and session.run is run]
+        return next((axis for axis in axes if axis not in (None, self.axis)), self.launch.other_axis)
 
     def _warn_of_use(self, running: AnyRun) -> None:
         asked = {name: value for name, value in self._arguments.items() if value != _STOCK_PROJECT}

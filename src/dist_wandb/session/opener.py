@@ -88,6 +88,7 @@ class SessionOpener:
     _: KW_ONLY
     integration: str  # its name, for messages and to keep the sessions of integrations apart
     step_metric: str | None = STEP_METRIC  # name of the x axis; `None` for none
+    other_axis: str | None = None  # that of the session which has opened the run to use, if it is another one
     number: int | None = None  # of the session among the integration's sessions of this job; counted otherwise
     proposed_id: str | None = None  # base id to use on the coordinator unless the user asked for one
     adopt: Callable[[RunPlan], Run | None] = lambda _: None  # may return a run that is open, to be used instead
@@ -247,7 +248,7 @@ class SessionOpener:
             run_id = requested.run_id(self._arguments)
             config_sync.metadata = run_metadata.as_requested(self._arguments, run_id, is_offline=False)
             config_sync.close()
-        own = OwnRun(run, link, opener, config_sync, attached, is_owned, step_metric, first_row)
+        own = OwnRun(run, link, opener, config_sync, attached, is_owned, step_metric, first_row, self.other_axis)
         return Session(own, self._restart_store)
 
     def _first_row(self, run: AnyRun, axis: str) -> int:

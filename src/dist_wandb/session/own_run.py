@@ -137,6 +137,7 @@ class OwnRun:
     is_owned: bool  # whether the session may end the run: not if it was open before
     step_metric: str | None  # the x axis
     first_row: int  # position on it of the first row without a step, after those of a continued run
+    other_axis: str | None = None  # the x axis of the session that has opened the run, if it is another one
 
     def __post_init__(self, opened: AnyRun) -> None:
         is_disabled = requested.mode_if_given(self.opener.arguments) == "disabled"
@@ -146,7 +147,9 @@ class OwnRun:
         self.alerts: Alerts = Alerts(self.link, self.config_sync, lambda: self.run)
         definer = MetricDefiner() if self.is_owned and self.has_our_axis else None
         link, rank, paths = self.link, self.link.topology.global_rank, self.summary.paths
-        self.writer: RunWriter = RunWriter(opened, link.plan, self.step_metric, rank, self._reopen, paths, definer)
+        self.writer: RunWriter = RunWriter(
+            opened, link.plan, self.step_metric, rank, self._reopen, paths, definer, self.other_axis
+        )
         self._notices = Notices()
         self._intercept: Callable[[AnyRun], None] = lambda _: None
         self._restore: list[Callable[[], None]] = []

@@ -63,6 +63,7 @@ class Session(AsRun):
         self.opened_inside: Session | None = registry.outer_session()
         self.opened_at: Line | None = None
         self.is_current: bool = own.opener.is_current
+        self.axis: str | None = own.step_metric
         self._link, self._own, self._config_sync = link, own, own.config_sync
         rows = own.rows()
         self.reductions: Reductions = rows.reductions

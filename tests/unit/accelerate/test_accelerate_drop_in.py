@@ -87,6 +87,7 @@ def test_arguments_of_the_stock_tracker_are_passed_to_wandb(fake_wandb: FakeWand
         accelerator.log({"loss": 0.1, "text": "a", "nested": {"b": 1}}, step=0)
         accelerator.log({"loss": 0.2}, step=1, log_kwargs={"wandb": {"commit": True}})
         accelerator.log({"late": 0.3}, step=1)
+        accelerator.get_tracker("wandb").log_images({}, step=1)
         if config is not None:
             accelerator.get_tracker("wandb").store_init_configuration({"lr": 0.2, "seed": 1})
         accelerator.end_training()

@@ -534,6 +534,14 @@ def test_a_name_that_was_a_metric_begins_a_new_row(other: Any, is_first: bool) -
     assert len(unit.rounds[0].outbox.waiting) == 2
 
 
+def test_a_name_that_was_an_array_begins_a_new_row() -> None:
+    """Arrays do not compare as a whole: the row was lost."""
+    unit = Unit(2)
+    for step, value in enumerate([torch.arange(2), 0.5, torch.arange(2), "text"]):
+        unit.log_on_all([{"v": value, "k": 1.0}] * 2, step)
+    assert [row["v"] for row in unit.close()[1::2]] == [0.5, "text"]
+
+
 @pytest.mark.parametrize("adds", [0, 1])
 @pytest.mark.parametrize("step", [None, 7])
 def test_what_one_rank_adds_to_an_open_row_stands_in_it(adds: int, step: int | None) -> None:

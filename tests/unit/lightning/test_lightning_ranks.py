@@ -19,6 +19,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_trainers import as_rank
 
+import dist_wandb
 from dist_wandb import DistWandbLogger
 from dist_wandb.job.topology import Topology
 from dist_wandb.lightning import session_holder
@@ -138,6 +139,40 @@ def test_a_row_at_the_step_of_experiment_lies_where_one_without_a_step_does(
         session.finish()
     names = {name: row for row in fake_wandb.runs[0].rows for name in row}
     assert [names[name].get(STEP, 3) for name in ("loss", "a", "b", "c")] == [3] * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_in_the_run_of_a_session_of_the_script_lie_on_its_axis_too(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, ranks: int
+) -> None:
+    """Charts of the run are drawn on `global_step`, which `init` has defined: W&B shows no row without it."""
+    if ranks > 1:
+        as_rank(monkeypatch, 0)
+    with dist_wandb.init(id="exp", mode="offline", **SHORT) as run:
+        live(fake_wandb.runs[0])
+        logger = DistWandbLogger(**SHORT)
+        logger.log_metrics({"loss": 1.0}, 3)
+        experiment: Any = logger.experiment
+        experiment.log({"direct": 1.0}, commit=False)
+        logger.log_metrics({"loss": 0.5}, 5)
+        for session in registry.open_sessions()[1:]:
+            session.flush()
+        run.log({"own": 2.0}, step=9)
+    rows = fake_wandb.runs[0].rows
+    assert [row["global_step"] for row in rows for name in ("loss", "own") if name in row] == [3, 5, 9]
+    assert [row["global_step"] for row in rows if "direct" in row] in ([3], [5])
+
+
+def test_a_process_of_ddp_spawn_knows_the_axis_of_the_scripts_session(fake_wandb: FakeWandb) -> None:
+    """There, the session of the script is not open."""
+    with dist_wandb.init(id="exp", mode="offline", **SHORT):
+        live(fake_wandb.runs[0])
+        logger = DistWandbLogger(**SHORT)
+        _ = logger.experiment
+        copied = deepcopy(logger)
+        registry.open_sessions()[-1].finish()
+    copied.log_metrics({"loss": 1.0}, 3)
+    assert fake_wandb.runs[-1].rows == [{"loss": 1.0, STEP: 3, "global_step": 3}]
 
 
 # --- several loggers in one process -----------------------------------------------------------------------------------

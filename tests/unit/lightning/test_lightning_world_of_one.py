@@ -130,6 +130,7 @@ def use_everything(logger: WandbLogger) -> None:
     odd: Any = (np.int64(7), 8.0, 8.5, np.float32(0.5), -1)
     for step in odd:
         logger.log_metrics({"loss": 0.3}, step=step)
+    logger.log_metrics({"loss": 0.2, "trainer/global_step": 1}, step=9)
     logger.save()
     logger.finalize("success")
 

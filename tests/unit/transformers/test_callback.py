@@ -130,6 +130,24 @@ def test_a_session_of_the_script_is_used(whole_run: FakeWandb, tmp_path: Path) -
     assert losses == {1: 1}, "the stock callback's x axis is logged too"
 
 
+def test_in_a_session_of_the_script_a_log_of_the_trainer_ends_a_row_that_is_left_open(
+    whole_run: FakeWandb, tmp_path: Path
+) -> None:
+    """As with the stock callback, which gives W&B no step: what `watch` has measured stands in the Trainer's row."""
+
+    class Opens(TrainerCallback):  # type: ignore[misc]  # its base class is not typed
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            session.log({"open": 1.0}, commit=False)
+
+    with dist_wandb.init(id="mine") as session:
+        trainer_with(DistWandbCallback(), Opens(), out=tmp_path, max_steps=2, eval_strategy="no").train()
+    rows = [row for row in whole_run.runs[0].rows if "open" in row]
+    assert [(row["train/global_step"], row["global_step"], "train/loss" in row) for row in rows] == [
+        (1, 1, True),
+        (2, 2, True),
+    ]
+
+
 def test_a_second_training_continues_the_open_run_and_names_arguments_without_effect(
     whole_run: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
