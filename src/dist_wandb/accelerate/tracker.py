@@ -65,8 +65,7 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
         config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
-            dimension of the framework's mesh.
+        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list, or the name of a dimension.
         primary_rank: Global rank of the primary; -1 for the last one.
         stall_timeout: Seconds without a sign of any rank until a message says where the ranks stand: `"auto"` for at
             least 300, `None` for never.

@@ -85,7 +85,7 @@ class RunWriter:
         self.step_metric = step_metric
         self.lost: Counter[str] = Counter()  # how many values were accepted and are not in the run, by cause in words
         self.definer = definer
-        self._other_axis, self._other_x = other_axis, 0.0  # and the last position on it
+        self._other_axis: dict[str, Any] = {} if other_axis is None else {other_axis: 0}  # with the last position
         self._rank, self._reopen, self._paths = rank, reopen, {} if paths is None else paths
         self._notices = Notices()
         self._warned: set[str] = set()  # names that W&B cannot write
@@ -137,9 +137,9 @@ class RunWriter:
             axis = {} if self.step_metric is None or step is None or is_given else {self.step_metric: step}
             values = {**with_taken(metrics), **axis}
             is_empty = not values and commit is None
-            if self._other_axis is not None and not is_empty:  # W&B shows no value of a row without it
-                self._other_x = self._other_x if x is None else x
-                values.setdefault(self._other_axis, self._other_x)
+            if self._other_axis and not is_empty:  # W&B shows no value of a row without it
+                self._other_axis = self._other_axis if x is None else dict.fromkeys(self._other_axis, x)
+                values = {**self._other_axis, **values}
             if before is not None and (is_empty or is_next):
                 self._open = None
                 self._write({**before.values, TIME: before.time})
@@ -173,7 +173,7 @@ class RunWriter:
         if not self.run:
             return
         with made_of_merged(row, leave_out) as made:
-            if made is not row and not made.keys() - {self.step_metric, self._other_axis, TIME}:
+            if made is not row and not made.keys() - {self.step_metric, *self._other_axis, TIME}:
                 return
             try:
                 self._log(dict(made), is_end=is_end)
@@ -196,7 +196,7 @@ class RunWriter:
                 causes[name] = cause
         for name in causes:
             rest.update(self._as_text(name, row[name]))
-        if len(causes) < len(doubtful) or rest.keys() - {self.step_metric, self._other_axis}:
+        if len(causes) < len(doubtful) or rest.keys() - {self.step_metric, *self._other_axis}:
             self._log(rest, is_end=is_end)
         self.lost[_REFUSED] += len(causes.keys() - rest.keys())
         for name, why in causes.items():

@@ -63,7 +63,6 @@ class Session(AsRun):
         self.opened_inside: Session | None = registry.outer_session()
         self.opened_at: Line | None = None
         self.is_current: bool = own.opener.is_current
-        self.axis: str | None = own.step_metric
         self._link, self._own, self._config_sync = link, own, own.config_sync
         rows = own.rows()
         self.reductions: Reductions = rows.reductions
@@ -123,6 +122,11 @@ class Session(AsRun):
     def owns_run(self) -> bool:
         """Whether `finish` may end the run: `False` for a run that was open before the session."""
         return self._own.is_owned
+
+    @property
+    def axis(self) -> str | None:
+        """Name of the x axis; `None` for W&B's."""
+        return self._own.step_metric
 
     @property
     def reduces(self) -> bool:
