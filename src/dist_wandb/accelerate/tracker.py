@@ -1,8 +1,7 @@
 """The integration for Hugging Face Accelerate: `DistWandbTracker`, in place of ``log_with="wandb"``.
 
-Accelerate calls its trackers on the main process only. Four methods of `Accelerator` are wrapped so that the other
-ranks take part (`wrapping`); `DistWandbTracker.attach` works without wrapping. If the script starts the tracker on the
-main process only, the other ranks join its session later (`start`).
+Accelerate calls its trackers on the main process only. Four methods of `Accelerator` are wrapped so that the others
+take part (`wrapping`); `attach` works without. If only the main process starts the tracker, they join later (`start`).
 """
 
 from __future__ import annotations
@@ -65,7 +64,8 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
         config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list, or the name of a dimension.
+        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
+            dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
         stall_timeout: Seconds without a sign of any rank until a message says where the ranks stand: `"auto"` for at
             least 300, `None` for never.
