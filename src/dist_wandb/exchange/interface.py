@@ -65,7 +65,7 @@ class Hooks:
     find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
     between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
     is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
-    # whether the primary still opens its run, or that of an enclosing session, after which it may come to this one
+    # whether the primary may still come, as it opens its run or one around it; there: others, which end a former one
     is_opening: Callable[[], bool] = lambda: False
     failure: Callable[[], str | None] = lambda: None  # why it could not open it, if it could not
     move: Callable[[int], None] | None = None  # continues in another exchange, given the rank of its primary

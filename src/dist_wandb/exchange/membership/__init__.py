@@ -7,8 +7,8 @@ of them. All claims are made by compare-and-set. The first claim counts, so all 
   rank that is elected after `join_timeout` claims it with those that have arrived (`arrive`).
 - *Not here.* A rank publishes immediately that it has opened a session (`publish_opened`). Others are not waited for,
   and do not count as missing: `init` may be called under ``if rank == 0``. Rank 0 claims the generation if all ranks
-  that have opened a session have arrived, and for 2 s no further one has; if it is the only one, once it has something
-  to write, or ends. The ranks of a job do not start at the same time: those that come later join.
+  that have opened a session have arrived, and for 2 s no further one has, nor still ends its own run of the session
+  before; if it is the only one, once it has something to write, or ends. Those that come later join.
 - *Opening.* Rank 0 arrives when its run is open, for which W&B may take longer than `join_timeout`. The others wait.
 - *No primary.* If rank 0 has opened no session within `join_timeout`, or the lowest rank that is here ends before, the
   unit moves: generation 0 is claimed without members, with the lowest rank as its `source`. If that has died, the first
