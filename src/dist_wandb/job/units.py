@@ -76,8 +76,8 @@ def ranks_along(sizes: Mapping[str, int], dimensions: Iterable[str], rank: int) 
 
 
 def _along(ranks: Any, names: Iterable[str], along: set[str], rank: int) -> tuple[int, ...]:
-    place = list(zip(*(ranks == rank).nonzero(), strict=True))
-    if not place:
+    place = (ranks == rank).nonzero()
+    if not place[0].size:
         return ()
-    part = tuple(slice(None) if name in along else at for name, at in zip(names, place[0], strict=True))
+    part = tuple(slice(None) if name in along else at[0] for name, at in zip(names, place, strict=True))
     return tuple(sorted(ranks[part].ravel().tolist()))

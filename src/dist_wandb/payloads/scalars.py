@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import PLAIN, HostCopy, Later, LaterValue, as_tensor, copy_for_numpy, whole
 from dist_wandb.payloads.metrics import is_metric, take_snapshot
+from dist_wandb.settings.config_values import is_scalar
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:
@@ -238,11 +239,11 @@ def _copy_of(name: str, value: Any, rank: int, copies: list[HostCopy], depth: in
 
 def _of_python(value: Any) -> Any:
     """Convert a numpy scalar, an array without axes, or an array of one number to a Python value."""
-    is_scalar = hasattr(type(value), "item") and getattr(value, "shape", None) == ()
+    has_no_axes = is_scalar(value)
     is_one_number = type(value).__name__ == "ndarray" and value.size == 1 and value.dtype.kind in "biuf"
-    if is_scalar and type(value).__name__.startswith("Masked") and value.mask:  # a mean of none: its `item` is 0
+    if has_no_axes and type(value).__name__.startswith("Masked") and value.mask:  # a mean of none: its `item` is 0
         return math.nan
-    return value.item() if is_scalar or is_one_number else value
+    return value.item() if has_no_axes or is_one_number else value
 
 
 def _number_of_host(value: Any) -> float | None:
@@ -253,9 +254,9 @@ def _number_of_host(value: Any) -> float | None:
     return float(value) if isinstance(value, Real) else None
 
 
-def _shown(value: object) -> str:
+def _shown(value: Any) -> str:
     tensor = as_tensor(value)  # its numbers are not shown: that would wait for a device
     if tensor is not None:
         return f"a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
-    shape = getattr(value, "shape", None)
+    shape = value.shape if hasattr(type(value), "shape") else None
     return f"{type(value).__name__} of shape {tuple(shape)}" if shape else repr(value)

@@ -232,12 +232,15 @@ def encoded(value: Any, depth: int = 0) -> Any:
     return shown(value, str)
 
 
+def is_scalar(value: Any) -> bool:  # of NumPy, or a tensor without dimensions; a dict may answer for any attribute
+    return hasattr(type(value), "item") and getattr(value, "shape", None) == ()
+
+
 def _encoded_object(value: Any) -> Any:
     """Return what wandb makes of a value that is no number, text or container."""
-    kind = type(value)
     if isinstance(value, Enum):  # as wandb does
         return value.name
-    if hasattr(kind, "item") and getattr(value, "shape", None) == ():  # a NumPy scalar, or a tensor of no dimensions
+    if is_scalar(value):
         number = value.item()
         if type(number) in (bool, int, float):
             return number
@@ -245,7 +248,7 @@ def _encoded_object(value: Any) -> Any:
         return os.fspath(value)
     if isinstance(value, date):
         return value.isoformat()
-    if hasattr(kind, "detach"):  # a tensor
+    if hasattr(type(value), "detach"):  # a tensor
         with suppress(Exception):  # as of bfloat16, which numpy does not know
             value = value.detach().cpu().numpy()
     if type(value).__name__ == "ndarray" and 0 < value.size <= _LONGEST_ARRAY:

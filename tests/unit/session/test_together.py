@@ -22,6 +22,13 @@ from dist_wandb.job.topology import Topology
 from dist_wandb.session.session import Session
 from dist_wandb.transformers import without_second_sum
 
+
+class Raising(dict[str, Any]):
+    """Raises `KeyError` for any attribute."""
+
+    __getattr__ = dict.__getitem__
+
+
 PATIENT = {"join_timeout": 600, "finish_timeout": 600}
 SOON_ALONE = {"join_timeout": 0.1, "finish_timeout": 600}
 
@@ -263,6 +270,7 @@ INVALID_ROWS: list[tuple[tuple[Any, ...], str]] = [
     (({"a": {"b\0c": 1}},), "log was given the name 'a.b\\x00c' (str) on rank 1"),
     (({"loss": 0.5}, 0, -1), "weight=-1 on rank 1 is negative or not finite"),
     (({"loss": 0.5}, 0, {"loss": "3"}), "weight['loss'] was given '3' on rank 1"),
+    (({"loss": 0.5}, 0, {"loss": Raising()}), "weight['loss'] was given {} on rank 1"),
 ]
 
 
