@@ -174,7 +174,7 @@ def _refusal(error: Exception) -> ConfigurationError | None:  # `None` if it is 
 
 
 def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__  # for the middle of a sentence
 
 
 def inherits_service() -> bool:

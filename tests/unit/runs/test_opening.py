@@ -20,7 +20,7 @@ from dist_wandb.session import opener
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 
-DEAD = wandb.errors.CommError("Timed out\ninitializing run")
+DEAD = wandb.errors.CommError("Timed out\ninitializing run.")
 
 
 def attached(options: Options, given: dict[str, Any], topology: Topology, *, create_new: bool = False) -> Session:
