@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import run_metadata, wandb_private
-from dist_wandb.runs.null_run import AnyRun, NullRun, class_of
+from dist_wandb.runs.null_run import SETTABLE, AnyRun, NullRun, class_of
 from dist_wandb.session.config.comparison import OF_VERSION, REFUSED, PublishedRun, Version, listed
 from dist_wandb.settings.config_values import MISSING, encoded, given_values, publishable, shown, without_secrets
 
@@ -59,6 +59,7 @@ class OwnConfig:
         values = given_values(self._config) if getattr(run, "sweep_id", None) else {}
         self._imposed = [name for name in values if wandb_private.is_locked(self._config, name)]
         self.is_due = True
+        self._settable: list[Any] = []  # values that scripts set on the run, as of `_metadata`
         self._published: PublishedRun | None = None
         if issubclass(type(self._config), class_of("Config") or ()):  # changes of any other config are detected later
             with suppress(TypeError):  # the same applies if wandb's config does not allow another class
@@ -81,13 +82,11 @@ class OwnConfig:
         if self.is_due or not isinstance(self._config, _Guarded):
             self.is_due = False
             self._last = publishable(given_values(self._config), self.sync.comparison.given)
+        settable = [getattr(self._run, name, None) for name in SETTABLE]
+        if settable != self._settable:
+            self._settable, self._metadata = settable, {**run_metadata.metadata_of(self._run), **self._before}
         values, withheld = self._last
-        message = PublishedRun(
-            values=values,
-            withheld=withheld,
-            imposed=self._imposed,
-            metadata={**run_metadata.metadata_of(self._run), **self._before},
-        )
+        message = PublishedRun(values=values, withheld=withheld, imposed=self._imposed, metadata=self._metadata)
         job_store = None if message == self._published else self.sync.connection.store()
         if job_store is None:
             return
