@@ -745,3 +745,49 @@ def test_a_signal_handler_may_log_wherever_it_interrupts_log(ranks: Callable[...
     thread.join(SOON)
     assert not thread.is_alive(), "the handler waits for a lock that the interrupted thread holds"
     assert len(handled) > 10
+
+
+def test_a_rank_that_ends_without_rows_does_not_become_the_primary_because_the_store_is_slow(
+    ranks: Callable[..., Ranks], limit: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(generations, APART=0.0)
+    is_closing, moved, try_get = threading.Event(), list[int](), JobStore.try_get
+
+    def answer_late(self: JobStore, key: str, *, soon: bool = False) -> Any:
+        assert key != "generation/0" or is_closing.wait(SOON)
+        return try_get(self, key, soon=soon)
+
+    monkeypatch.setattr(JobStore, "try_get", answer_late)
+    unit = ranks(2, 1, move=moved.append)
+    ending = threading.Thread(target=unit.close, args=[1])
+    ending.start()
+    eventually(lambda: unit.exchanges[1].lifecycle.is_closing)
+    is_closing.set()
+    ending.join(SOON)
+    assert moved == []
+
+
+def test_a_departure_is_published_although_the_store_stands_still(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank is waited for otherwise, and given up as if it had died."""
+    answers, asked, count = threading.Event(), threading.Event(), JobStore.count
+
+    def answer_late(self: JobStore, key: str) -> int:
+        if key == "gone/count" and self.topology.global_rank == 1:
+            asked.set()
+            assert answers.wait(SOON)
+        return count(self, key)
+
+    monkeypatch.setattr(JobStore, "count", answer_late)
+    unit = ranks(2, 1)
+    unit.close(1)
+    assert asked.is_set()
+    unit.open(0)
+    unit.log(0, {"loss": 1.0}, 0)
+    answers.set()
+    began = time.monotonic()
+    unit.close(0)
+    assert time.monotonic() - began < QUICK.peer_timeout
+    assert not unit.flagged()
+    assert not unit.exchanges[0].lifecycle.lost

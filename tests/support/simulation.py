@@ -342,7 +342,7 @@ class _Connecting:
                 group.leave()
                 raise UnansweredError("members have not connected")
             if self._is_over():
-                deadline = min(deadline, world.now + timed_caller._LAST)
+                deadline = min(deadline, world.now + timed_caller.LAST_CALL)
             group.room.waiting[group.rank] = getcurrent()
             world.pause(min(timed_caller._SLICE, deadline - world.now))
             group.room.waiting.pop(group.rank, None)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.attachments import MOST_KEPT
@@ -31,7 +32,7 @@ from dist_wandb.exchange.protocol.rounds import Outcome, Rounds, decoded, encode
 from dist_wandb.exchange.reports import Context
 from dist_wandb.exchange.transport import Group
 from dist_wandb.exchange.turns import Pacer
-from dist_wandb.job.timed_caller import Interval, TimedCaller
+from dist_wandb.job.timed_caller import LAST_CALL, Interval, TimedCaller, call_or_default
 
 PRIMARY = 0  # its index in the unit
 _MOST_KEPT = 20_000  # rows kept for a primary that is away
@@ -283,9 +284,9 @@ class Participation:
                 lifecycle.lost = lifecycle.unmet = frozenset(opened - presence.gone_among(opened))
         self._context.unopened(presence, generation, is_end=True)
         lifecycle.phase = Phase.LEAVING
-        with suppress(RendezvousError):  # the job is over
-            how = "failed" if lifecycle.has_failed else "finished" if delivered else "undelivered"
-            self.membership.leave(self.generation, self._checkpoint, how, is_closed=is_closed)
+        how = "failed" if lifecycle.has_failed else "finished" if delivered else "undelivered"
+        left = partial(self.membership.leave, self.generation, self._checkpoint, how, is_closed=is_closed)
+        call_or_default(left, None, LAST_CALL)  # goes on in the background if the store stands still
 
     # Alone
 

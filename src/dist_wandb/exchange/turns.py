@@ -233,12 +233,16 @@ class Turns:
     # Turns
 
     def is_due(self) -> bool:
-        """Return whether a row has waited long enough for ranks that have not opened a session, or this one ends."""
-        oldest = math.inf
-        if self._context.rows.writes:  # those of other ranks may be passed on to another session
+        """Return whether a row has waited long enough for ranks that have not opened a session, or this one ends.
+
+        A rank that ends without a row, and does not write those of others, waits for nobody.
+        """
+        oldest, writes = math.inf, self._context.rows.writes
+        if writes:  # those of other ranks may be passed on to another session
             self.drain()
             oldest = next((call.at for call in self._rounds.outbox.waiting), oldest)
-        return self._context.lifecycle.is_closing or time.monotonic() - oldest >= generations.APART
+        ends = self._context.lifecycle.is_closing and (writes or self.puts > 0)
+        return ends or time.monotonic() - oldest >= generations.APART
 
     def wait(self, awaits_primary: Callable[[], bool]) -> None:
         """Wait for contributions, peers or the next heartbeat; while it `awaits_primary`, this rank does not close."""

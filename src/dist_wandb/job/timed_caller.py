@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("dist_wandb")
 _SLICE = 0.1  # seconds between two checks whether to stop waiting
 STORE_PATIENCE = 2.0  # default timeout of the job's store, in seconds
-_LAST = 0.5  # seconds that a call gets once waiting is stopped, because last messages are sent then
+LAST_CALL = 0.5  # seconds that a call gets once waiting is stopped, because last messages are sent then
 _FIRST_PAUSE = 0.001  # seconds between the first two calls
 _SHARE = 0.1  # long pauses, as a share of the time waited so far
 _SLOWEST = 0.5  # maximum seconds between two calls
@@ -72,7 +72,7 @@ class _CallThread(threading.Thread):
         has_to_end = False
         while True:
             if not has_to_end and is_over():
-                has_to_end, within = True, min(within, _LAST)
+                has_to_end, within = True, min(within, LAST_CALL)
             self.join(min(_SLICE, within))
             if not self.is_alive():
                 return True

@@ -188,11 +188,14 @@ class JobLink:
             if not self.unit.index:
                 is_due = self.plan.run_mode == "new" and self.is_counted and now < latest_outside
                 return is_due and ask(self.store, is_ending_former, False)
-            found = ask(self.store, lambda store: store.get_present([opening_key(self.plan), key]), dict[str, Any]())
+            keys = [opening_key(self.plan), key]
+            found: dict[str, Any] | None = ask(self.store, lambda store: store.get_present(keys), None)
+            if found is None:  # the store may stand still for seconds: it does not say that the primary is elsewhere
+                return self.store is not None and now < latest_outside
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
                 if now < latest_outside and (
-                    any(ask(link.store, partial(is_begun, link), False) for link in (self, *enclosing))
-                    or (self.is_counted and ask(self.store, follows, False))
+                    any(ask(link.store, partial(is_begun, link), link.store is not None) for link in (self, *enclosing))
+                    or (self.is_counted and ask(self.store, follows, True))
                 ):
                     outside = now + generations.APART
                 return now < outside

@@ -6,6 +6,7 @@ import logging
 import math
 import re
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -14,10 +15,14 @@ import pytest
 import torch
 import torchmetrics
 from fakes import TWO, FakeWandb, Job, OnRanks, open_rank
-from units import eventually, live_exchanges
+from limits import Limit
+from units import SOON, eventually, live_exchanges
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.membership import generations
+from dist_wandb.job.job_store import JobStore
+from dist_wandb.job.timed_caller import STORE_PATIENCE
 from dist_wandb.job.topology import Topology
 from dist_wandb.session.session import Session
 from dist_wandb.transformers import without_second_sum
@@ -242,6 +247,31 @@ def test_a_primary_that_comes_after_the_others_have_ended_writes_a_run_of_its_ow
         play(0)
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": float(rank), "global_step": rank}] for rank in (1, 0)]
     assert len({run.id for run in fake_wandb.runs}) == 2, "the second would replace the first"
+
+
+@pytest.mark.usefixtures("store")
+def test_a_rank_does_not_write_the_run_because_the_store_stands_still(
+    fake_wandb: FakeWandb, limit: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is known of the primary then."""
+    limit(generations, APART=0.0)
+    answers, get_present = threading.Event(), JobStore.get_present
+
+    def answer_late(self: JobStore, keys: list[str], *, soon: bool = False) -> dict[str, Any]:
+        assert not any(key.endswith("/opening") for key in keys) or answers.wait(SOON)
+        return get_present(self, keys, soon=soon)
+
+    monkeypatch.setattr(JobStore, "get_present", answer_late)
+    second = open_rank(1, limits={"join_timeout": SOON, "finish_timeout": SOON})
+    second.log({"loss": 1.0}, step=0)
+    ending = threading.Thread(target=second.finish)
+    ending.start()
+    time.sleep(STORE_PATIENCE + 0.5)
+    with open_rank(0) as first:
+        answers.set()
+        first.log({"loss": 0.0}, step=0)
+    ending.join(SOON)
+    assert [run.rows for run in fake_wandb.runs] == [[{"loss": 0.5, "global_step": 0}]]
 
 
 @pytest.mark.parametrize("options", [{"run_mode": "new"}, {"reduce": None}, {"run_mode": "shared", "reduce": None}])
