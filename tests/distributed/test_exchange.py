@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from counting import Outage
+from counting import CountedStore, Counts, Outage
 from limits import Limit
 from torch.distributed import HashStore
 from torchmetrics_cases import cases
@@ -748,17 +748,11 @@ def test_a_signal_handler_may_log_wherever_it_interrupts_log(ranks: Callable[...
 
 
 def test_a_rank_that_ends_without_rows_does_not_become_the_primary_because_the_store_is_slow(
-    ranks: Callable[..., Ranks], limit: Limit, monkeypatch: pytest.MonkeyPatch
+    ranks: Callable[..., Ranks], limit: Limit
 ) -> None:
     limit(generations, APART=0.0)
-    is_closing, moved, try_get = threading.Event(), list[int](), JobStore.try_get
-
-    def answer_late(self: JobStore, key: str, *, soon: bool = False) -> Any:
-        assert key != "generation/0" or is_closing.wait(SOON)
-        return try_get(self, key, soon=soon)
-
-    monkeypatch.setattr(JobStore, "try_get", answer_late)
-    unit = ranks(2, 1, move=moved.append)
+    is_closing, moved = threading.Event(), list[int]()
+    unit = ranks(2, 1, move=moved.append, store_of=waiting_for(is_closing, "generation/0", reads=True))
     ending = threading.Thread(target=unit.close, args=[1])
     ending.start()
     eventually(lambda: unit.exchanges[1].lifecycle.is_closing)
@@ -767,27 +761,26 @@ def test_a_rank_that_ends_without_rows_does_not_become_the_primary_because_the_s
     assert moved == []
 
 
-def test_a_departure_is_published_although_the_store_stands_still(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_departure_is_published_although_the_store_stands_still(ranks: Callable[..., Ranks]) -> None:
     """The rank is waited for otherwise, and given up as if it had died."""
-    answers, asked, count = threading.Event(), threading.Event(), JobStore.count
-
-    def answer_late(self: JobStore, key: str) -> int:
-        if key == "gone/count" and self.topology.global_rank == 1:
-            asked.set()
-            assert answers.wait(SOON)
-        return count(self, key)
-
-    monkeypatch.setattr(JobStore, "count", answer_late)
-    unit = ranks(2, 1)
+    answers = threading.Event()
+    unit = ranks(2, 1, store_of=waiting_for(answers, "gone/count", reads=False))
     unit.close(1)
-    assert asked.is_set()
     unit.open(0)
     unit.log(0, {"loss": 1.0}, 0)
-    answers.set()
     began = time.monotonic()
+    answers.set()
     unit.close(0)
     assert time.monotonic() - began < QUICK.peer_timeout
     assert not unit.flagged()
     assert not unit.exchanges[0].lifecycle.lost
+
+
+def waiting_for(event: threading.Event, key: str, *, reads: bool) -> Callable[[int], CountedStore]:
+    """Return what makes stores that answer reads, or writes, of a key only after an event."""
+    store = HashStore()
+
+    def wait(asked: str, value: object) -> None:
+        assert not (asked.endswith(key) and reads == (value is None)) or event.wait(SOON)
+
+    return lambda rank: CountedStore(store, rank, Counts(), wait)

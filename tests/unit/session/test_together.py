@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from fakes import TWO, FakeWandb, Job, OnRanks, open_rank
+from counting import CountedStore, Counts
+from fakes import TWO, FakeWandb, Job, Meeting, OnRanks, open_rank
 from limits import Limit
 from units import SOON, eventually, live_exchanges
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.membership import generations
-from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.timed_caller import STORE_PATIENCE
 from dist_wandb.job.topology import Topology
 from dist_wandb.session.session import Session
@@ -249,19 +249,17 @@ def test_a_primary_that_comes_after_the_others_have_ended_writes_a_run_of_its_ow
     assert len({run.id for run in fake_wandb.runs}) == 2, "the second would replace the first"
 
 
-@pytest.mark.usefixtures("store")
 def test_a_rank_does_not_write_the_run_because_the_store_stands_still(
-    fake_wandb: FakeWandb, limit: Limit, monkeypatch: pytest.MonkeyPatch
+    fake_wandb: FakeWandb, meeting: Meeting, limit: Limit
 ) -> None:
     """Nothing is known of the primary then."""
     limit(generations, APART=0.0)
-    answers, get_present = threading.Event(), JobStore.get_present
+    answers = threading.Event()
 
-    def answer_late(self: JobStore, keys: list[str], *, soon: bool = False) -> dict[str, Any]:
-        assert not any(key.endswith("/opening") for key in keys) or answers.wait(SOON)
-        return get_present(self, keys, soon=soon)
+    def wait(asked: str, value: object) -> None:
+        assert not (asked.endswith("/opening") and value is None) or answers.wait(SOON)
 
-    monkeypatch.setattr(JobStore, "get_present", answer_late)
+    meeting.store_of = lambda rank: CountedStore(meeting.store, rank, Counts(), wait)
     second = open_rank(1, limits={"join_timeout": SOON, "finish_timeout": SOON})
     second.log({"loss": 1.0}, step=0)
     ending = threading.Thread(target=second.finish)

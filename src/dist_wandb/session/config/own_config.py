@@ -59,7 +59,6 @@ class OwnConfig:
         values = given_values(self._config) if getattr(run, "sweep_id", None) else {}
         self._imposed = [name for name in values if wandb_private.is_locked(self._config, name)]
         self.is_due = True
-        self._settable: list[Any] = []  # values that scripts set on the run, as of `_metadata`
         self._published: PublishedRun | None = None
         if issubclass(type(self._config), class_of("Config") or ()):  # changes of any other config are detected later
             with suppress(TypeError):  # the same applies if wandb's config does not allow another class
@@ -82,11 +81,11 @@ class OwnConfig:
         if self.is_due or not isinstance(self._config, _Guarded):
             self.is_due = False
             self._last = publishable(given_values(self._config), self.sync.comparison.given)
-        settable = [getattr(self._run, name, None) for name in SETTABLE]
-        if settable != self._settable:
-            self._settable, self._metadata = settable, {**run_metadata.metadata_of(self._run), **self._before}
+        metadata = {} if self._published is None else self._published["metadata"]
+        if any(metadata.get(name, ...) != getattr(self._run, name, None) for name in SETTABLE):
+            metadata = {**run_metadata.metadata_of(self._run), **self._before}
         values, withheld = self._last
-        message = PublishedRun(values=values, withheld=withheld, imposed=self._imposed, metadata=self._metadata)
+        message = PublishedRun(values=values, withheld=withheld, imposed=self._imposed, metadata=metadata)
         job_store = None if message == self._published else self.sync.connection.store()
         if job_store is None:
             return
