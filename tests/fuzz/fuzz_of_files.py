@@ -311,7 +311,7 @@ def _logs() -> list[bytes]:
 
 def _read_log(data: bytes) -> None:
     sent = read_entries(io.BytesIO(data))
-    counts = (sent.lines.history, sent.lines.events, sent.lines.console, sent.unsure)
+    counts = (sent.history, sent.events, sent.console, sent.unsure)
     assert all(type(count) is int and count >= 0 for count in counts)
     assert all(isinstance(problem, str) and len(problem) <= 2000 for problem in sent.problems)
     assert len(sent.problems) <= 100

@@ -167,7 +167,7 @@ def _upload_file(file: UploadFile, progress: Progress, bar: TaskID) -> bool | No
         return False
     progress.update(bar, completed=began + file.rows_left)
     if outcome.problem is not None:
-        confirmed = f"{outcome.sent.lines.history} of {file.run.rows} rows are confirmed"
+        confirmed = f"{outcome.sent.history} of {file.run.rows} rows are confirmed"
         text = f"{named} failed, {confirmed}: {visible(outcome.problem)}"
         out.print(Text.assemble(("✗ ", "red"), text), soft_wrap=True)
         return outcome.concerns_all

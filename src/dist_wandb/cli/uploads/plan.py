@@ -13,7 +13,7 @@ from pathlib import Path
 from stat import S_IFLNK, S_IFREG
 
 from dist_wandb.cli.uploads.contents import Entry, Rules, entries_below, link_in_words, violations
-from dist_wandb.cli.uploads.state import FileState, Lines, Sent, another_upload, read_log
+from dist_wandb.cli.uploads.state import FileState, Sent, another_upload, read_log
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.runs.client_settings import artifact_staging, client_settings, own_entities
 from dist_wandb.wandb_files.debug_log import log_of
@@ -65,7 +65,7 @@ class UploadFile:
 
     @property
     def rows_left(self) -> int:  # not confirmed by the server
-        return 0 if self.is_uploaded else max(0, self.run.rows - self.sent.lines.history)
+        return 0 if self.is_uploaded else max(0, self.run.rows - self.sent.history)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class UploadRun:
 
 
 def is_complete(sent: Sent, run: StoredRun) -> bool:
-    return sent.ended and not sent.problems and not sent.unsure and sent.lines.history >= run.rows
+    return sent.ended and not sent.problems and not sent.unsure and sent.history >= run.rows
 
 
 def mark_of(path: Path) -> Path:
@@ -182,12 +182,12 @@ def problems_of_file(file: UploadFile) -> Iterator[str]:
             yield f"{run.path}: {problem}"
     if sent.unsure:
         yield (
-            f"{run.path.parent}: the server has confirmed {sent.lines.history} of its {run.rows} rows, and may have "
+            f"{run.path.parent}: the server has confirmed {sent.history} of its {run.rows} rows, and may have "
             f"{sent.unsure} more: the connection broke, or the upload was killed, while they were sent. Check the run. "
             f"--force sends these {sent.unsure} rows (again)."
         )
     shows_nothing = not sent.attempts or (sent.ended and not sent.problems)
-    if is_online(run) and run.rows and not sent.lines.history and shows_nothing and not file.terms.again:
+    if is_online(run) and run.rows and not sent.history and shows_nothing and not file.terms.again:
         yield (
             f"{run.path.parent} was written online, and W&B's log of it (logs/debug-internal.log) does not show which "
             "rows arrived. Look at the run. --force uploads all of them, so they may be duplicated."
@@ -235,8 +235,8 @@ def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
             yield f"{run.path.parent}: the readable part is uploaded, but {'; '.join(run.problems)}."
         if file.is_marked:
             yield f"{run.path.parent} is left out: `wandb sync` marked it as uploaded ({mark_of(run.path).name})."
-        elif not file.is_uploaded and sent.lines.history:
-            rows = f"{sent.lines.history} rows confirmed by the server"
+        elif not file.is_uploaded and sent.history:
+            rows = f"{sent.history} rows confirmed by the server"
             source = ", according to W&B's log beside it" if file.by_log else ""
             yield f"{run.path.parent} continues after {rows}{source}."
         if file.finishes and run.exit_code is None and not file.is_uploaded:
@@ -279,7 +279,7 @@ def known_of(run: StoredRun, terms: Terms) -> UploadFile:
         mark = mark_of(run.path)
         is_marked = os.path.lexists(mark)
         if is_marked and terms.trust:
-            everything = Sent(Lines(history=run.rows), completed=True, attempts=1, ended=True)
+            everything = Sent(history=run.rows, completed=True, attempts=1, ended=True)
             return replace(file, sent=everything, is_marked=True)
         logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
     except Exception as error:  # noqa: BLE001  # any failure affects this file only
