@@ -22,7 +22,7 @@ from offline_runs import sidecar_record
 from record_files import content_of, framed, new_record, of_json, serialised
 
 from dist_wandb.cli import command, show, show_cards
-from dist_wandb.cli.uploads.contents import Rules, revised
+from dist_wandb.cli.uploads.contents import Terms, revised
 from dist_wandb.cli.uploads.state import read_entries
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.session.restart import RestartRecord
@@ -213,7 +213,8 @@ def _read_row(data: bytes) -> None:
 # --- what an upload takes of a record ---------------------------------------------------------------------------------
 
 
-_RULES = Rules(Directory(Path("/nowhere/run"), 0, 0), Path("/nowhere/staging"), owners=frozenset({"me"}), default="me")
+_RUN = Directory(Path("/nowhere/run"), 0, 0)
+_TERMS = Terms(staging=Path("/nowhere/staging"), owners=frozenset({"me"}), default="me")
 _HARMLESS = {
     "owner": ("", "me"),
     "place": ("", "/nowhere/run/files/a"),
@@ -268,7 +269,7 @@ def _uploaded_records() -> list[bytes]:
 
 def _read_uploaded(data: bytes) -> None:
     """Accepted records are harmless as protobuf reads them: it may merge parts, and uses the last of several."""
-    taken = revised(data, fields(data), _RULES, lambda *_: Path("/private/copy"))
+    taken = revised(data, fields(data), _RUN, _TERMS, lambda *_: Path("/private/copy"))
     try:
         record = type(new_record()).FromString(taken)
     except DecodeError:  # W&B's uploader cannot read it, either

@@ -36,7 +36,7 @@ from itertools import count
 from pathlib import Path
 
 from dist_wandb.cli.uploads.contents import SUMMARY, copy_file, copy_files, revised, summary_of
-from dist_wandb.cli.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
+from dist_wandb.cli.uploads.plan import UploadFile, files_of, known_of, mark_of
 from dist_wandb.cli.uploads.state import COPY, FileState, Sent, name_owner, read_attempt
 from dist_wandb.errors import ReadError, UploadError, in_words
 from dist_wandb.runs.client_settings import upload_environment
@@ -131,7 +131,7 @@ class _Attempt:
 
     def _copy(self, target: Path) -> None:
         """Make the private copy of a run's directory. Its file lacks confirmed lines and damaged records."""
-        file, rules, numbers, local = self._file, rules_of(self._file), count(), target.parent / "local"
+        file, numbers, local = self._file, count(), target.parent / "local"
         local.mkdir(mode=0o700)
         earlier = summary_of((run.path, run.directory) for run in file.earlier)
 
@@ -144,7 +144,7 @@ class _Attempt:
             nonlocal earlier
             if earlier and any(number == SUMMARY for number, *_ in parts):  # it may replace the earlier values
                 record, earlier = field_of(SUMMARY, earlier) + record, b""
-            return revised(record, parts, rules, make_copy)
+            return revised(record, parts, file.run.directory, file.terms, make_copy)
 
         handle = open_ordinary(file.path, owner=None if file.terms.trust else os.getuid(), within=file.run.directory)
         with os.fdopen(handle, "rb") as opened, target.open("wb") as copy:

@@ -12,10 +12,9 @@ from itertools import islice
 from pathlib import Path
 from stat import S_IFLNK, S_IFREG
 
-from dist_wandb.cli.uploads.contents import Entry, Rules, entries_below, link_in_words, violations
+from dist_wandb.cli.uploads.contents import Entry, Terms, entries_below, link_in_words, violations
 from dist_wandb.cli.uploads.state import FileState, Sent, another_upload, read_log
 from dist_wandb.errors import ReadError, in_words
-from dist_wandb.runs.client_settings import artifact_staging, client_settings, own_entities
 from dist_wandb.wandb_files.debug_log import log_of
 from dist_wandb.wandb_files.finding import is_in_run_directory, path_order
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
@@ -24,18 +23,6 @@ from dist_wandb.wandb_files.small_files import KINDS, open_ordinary
 
 _IS_LIVE_FOR = 60.0  # seconds since its last change; W&B writes every 15 s
 _NAMED, _NAMED_ENTRIES = 8, 3
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The user's terms of an upload."""
-
-    # The directories are the user's own: W&B's mark is accepted, links are followed, and records may name any file and
-    # owner.
-    trust: bool = False
-    again: bool = False  # upload everything again, ignoring earlier uploads
-    entity: str | None = None  # owner of the uploaded runs; `None` for the one that the files name
-    server: str | None = field(default=None, repr=False)  # its address; `None` for the one in W&B's settings
 
 
 CAUTIOUS = Terms()
@@ -106,17 +93,6 @@ def files_of(path: Path) -> Path:
 
 def is_online(run: StoredRun) -> bool:
     return not run.path.parent.resolve().name.startswith("offline-")
-
-
-def rules_of(file: UploadFile) -> Rules:
-    return Rules(
-        file.run.directory,
-        artifact_staging(),
-        owners=own_entities(),
-        default=client_settings().entity,
-        owner=file.terms.entity,
-        trust=file.terms.trust,
-    )
 
 
 def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
@@ -197,7 +173,7 @@ def problems_of_file(file: UploadFile) -> Iterator[str]:
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield reasons to refuse the upload unless trusted: another user's run, and files and owners outside of it."""
     if file.terms.trust:
-        yield from violations(file.path, rules_of(file))
+        yield from violations(file.path, file.run.directory, file.terms)
         return
     owners: dict[Path, int] = {}
     with os.fdopen(open_ordinary(file.path, within=file.run.directory)) as opened:
@@ -212,7 +188,7 @@ def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
             "yours, and upload the copy. If the run is your own, give --trust."
         )
     if not others:
-        yield from violations(file.path, rules_of(file))
+        yield from violations(file.path, file.run.directory, file.terms)
         yield from _first([link_in_words(path) for path, kind in entries if kind == S_IFLNK], file, "links")
 
 
@@ -328,5 +304,5 @@ def _planned(runs: Sequence[StoredRun], terms: Terms) -> UploadRun:
         refusals=(*problems_of_run(ordered), *own),
         notes=(*notes_on(files), *(note for file, entries in beside for note in left_out(file, entries))),
         dangers=tuple(reason for file, entries in beside for reason in dangers_of(file, entries)),
-        entity=planned.entity or client_settings().entity,
+        entity=planned.entity or terms.default,
     )

@@ -15,8 +15,9 @@ from record_files import content_of, new_record, row
 from strangers import give_away
 from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
 
+from dist_wandb.cli.uploads.contents import Terms
 from dist_wandb.cli.uploads.execution import UploadOutcome, upload
-from dist_wandb.cli.uploads.plan import Terms, UploadRun
+from dist_wandb.cli.uploads.plan import UploadRun
 from dist_wandb.cli.uploads.state import FileState, Sent, remove_left_copies
 from dist_wandb.errors import UploadError
 from dist_wandb.wandb_files.record_file import records_of
