@@ -97,7 +97,7 @@ def upload(
         now = known_of(file.run, file.terms)
         if now.problem is not None:
             raise UploadError(now.problem)
-        if now.sent != file.sent or now.doubts != file.doubts:
+        if now.sent != file.sent or now.is_marked != file.is_marked:
             raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Run the command again.")
         return _Attempt(file, state, on_progress, say).run(lock)
 

@@ -35,9 +35,8 @@ class UploadFile:
     run: StoredRun
     terms: Terms
     sent: Sent = field(default_factory=Sent)  # the lines confirmed by the server
-    is_marked: bool = False  # W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted
+    is_marked: bool = False  # W&B marked it as uploaded, and dist_wandb did not upload it
     by_log: bool = False  # `sent` comes from W&B's log beside the file, written when the run was online
-    doubts: tuple[str, ...] = ()  # reasons to refuse the upload because earlier uploads are unknown, as sentences
     problem: str | None = None  # why it is unknown what the server has; `None` if it is known
     finishes: bool = False  # its end is the end of the run; in a shared run, only that of the primary's last file
     earlier: tuple[StoredRun, ...] = ()  # files of the same plain run that it continues at their end, not at a branch
@@ -152,7 +151,12 @@ def problems_of_file(file: UploadFile) -> Iterator[str]:
             "sent: W&B would drop what they have logged after that point. Rewind or fork with access to the server, or "
             "with run_mode='auto'. --force uploads what remains."
         )
-    yield from file.doubts
+    if file.is_marked:
+        yield (
+            f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark_of(run.path).name}), but you have not "
+            "uploaded it from this account. --trust accepts the mark, if the directory is yours, and remembers it. "
+            "--force uploads the run."
+        )
     for problem in run.problems:
         if SIDECAR_NAME in problem or RUN_RECORD_LOST in problem:
             yield f"{run.path}: {problem}"
@@ -209,7 +213,7 @@ def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
         run, sent = file.run, file.sent
         if run.problems:
             yield f"{run.path.parent}: the readable part is uploaded, but {'; '.join(run.problems)}."
-        if file.is_marked:
+        if file.is_marked and file.terms.trust:
             yield f"{run.path.parent} is left out: `wandb sync` marked it as uploaded ({mark_of(run.path).name})."
         elif not file.is_uploaded and sent.history:
             rows = f"{sent.history} rows confirmed by the server"
@@ -252,20 +256,13 @@ def known_of(run: StoredRun, terms: Terms) -> UploadFile:
     try:
         if (sent := FileState(run).sent()) is not None:
             return replace(file, sent=sent)
-        mark = mark_of(run.path)
-        is_marked = os.path.lexists(mark)
-        if is_marked and terms.trust:
-            everything = Sent(history=run.rows, completed=True, attempts=1, ended=True)
-            return replace(file, sent=everything, is_marked=True)
+        file = replace(file, is_marked=os.path.lexists(mark_of(run.path)))
+        if file.is_marked and terms.trust:
+            return replace(file, sent=Sent(history=run.rows, completed=True, attempts=1, ended=True))
         logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
     except Exception as error:  # noqa: BLE001  # any failure affects this file only
         return replace(file, problem=in_words(error, run.path))
-    doubt = (
-        f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark.name}), but you have not uploaded it from "
-        "this account. --trust accepts the mark, if the directory is yours, and remembers it. --force uploads the run."
-    )
-    doubts = (doubt,) if is_marked and not is_complete(logged, run) else ()
-    return replace(file, sent=logged, by_log=bool(logged.attempts) and not terms.trust, doubts=doubts)
+    return replace(file, sent=logged, by_log=bool(logged.attempts) and not terms.trust)
 
 
 def _planned(runs: Sequence[StoredRun], terms: Terms) -> UploadRun:
