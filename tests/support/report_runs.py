@@ -21,7 +21,8 @@ START = 1_700_000_000
 
 
 def one_run(top: Path, metrics: Sequence[str] = ("*",)) -> Part:
-    (found,) = build([top], metrics=metrics)["runs"]
+    runs: list[Part] = build([top], metrics=metrics)["runs"]
+    (found,) = runs
     return found
 
 
