@@ -47,7 +47,8 @@ class UploadFile:
 
     @property
     def is_uploaded(self) -> bool:
-        return self.problem is None and is_complete(self.sent, self.run)
+        sent, is_known = self.sent, self.problem is None
+        return is_known and sent.ended and not sent.problems and not sent.unsure and sent.history >= self.run.rows
 
     @property
     def rows_left(self) -> int:  # not confirmed by the server
@@ -74,10 +75,6 @@ class UploadRun:
     def is_uploaded_by_log(self) -> bool:
         """Whether nothing is left to upload, and W&B's log is the only evidence for some file."""
         return self.is_uploaded and any(file.by_log for file in self.files)
-
-
-def is_complete(sent: Sent, run: StoredRun) -> bool:
-    return sent.ended and not sent.problems and not sent.unsure and sent.history >= run.rows
 
 
 def mark_of(path: Path) -> Path:
