@@ -22,7 +22,7 @@ from offline_runs import sidecar_record
 from record_files import content_of, framed, new_record, of_json, serialised
 
 from dist_wandb.cli import command, show, show_cards
-from dist_wandb.cli.uploads.contents import Rules, revised
+from dist_wandb.cli.uploads.contents import Terms, revised
 from dist_wandb.cli.uploads.state import read_entries
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.session.restart import RestartRecord
@@ -213,7 +213,8 @@ def _read_row(data: bytes) -> None:
 # --- what an upload takes of a record ---------------------------------------------------------------------------------
 
 
-_RULES = Rules(Directory(Path("/nowhere/run"), 0, 0), Path("/nowhere/staging"), owners=frozenset({"me"}), default="me")
+_RUN = Directory(Path("/nowhere/run"), 0, 0)
+_TERMS = Terms(staging=Path("/nowhere/staging"), owners=frozenset({"me"}), default="me")
 _HARMLESS = {
     "owner": ("", "me"),
     "place": ("", "/nowhere/run/files/a"),
@@ -268,7 +269,7 @@ def _uploaded_records() -> list[bytes]:
 
 def _read_uploaded(data: bytes) -> None:
     """Accepted records are harmless as protobuf reads them: it may merge parts, and uses the last of several."""
-    taken = revised(data, fields(data), _RULES, lambda *_: Path("/private/copy"))
+    taken = revised(data, fields(data), _RUN, _TERMS, lambda *_: Path("/private/copy"))
     try:
         record = type(new_record()).FromString(taken)
     except DecodeError:  # W&B's uploader cannot read it, either
@@ -311,7 +312,7 @@ def _logs() -> list[bytes]:
 
 def _read_log(data: bytes) -> None:
     sent = read_entries(io.BytesIO(data))
-    counts = (sent.lines.history, sent.lines.events, sent.lines.console, sent.unsure)
+    counts = (sent.history, sent.events, sent.console, sent.unsure)
     assert all(type(count) is int and count >= 0 for count in counts)
     assert all(isinstance(problem, str) and len(problem) <= 2000 for problem in sent.problems)
     assert len(sent.problems) <= 100

@@ -15,13 +15,14 @@ from PIL import Image
 from record_files import Record, definition, end, header, pb, run, write_run
 
 from dist_wandb.cli.report import build
-from dist_wandb.cli.report.page import Run
+from dist_wandb.cli.report.page import Part
 
 START = 1_700_000_000
 
 
-def one_run(top: Path, metrics: Sequence[str] = ("*",)) -> Run:
-    (found,) = build([top], metrics=metrics).runs
+def one_run(top: Path, metrics: Sequence[str] = ("*",)) -> Part:
+    runs: list[Part] = build([top], metrics=metrics)["runs"]
+    (found,) = runs
     return found
 
 

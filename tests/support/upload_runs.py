@@ -10,7 +10,8 @@ from typing import Any
 from offline_runs import sidecar_record
 from record_files import content_of, new_record
 
-from dist_wandb.cli.uploads.plan import Terms, UploadRun, plan_uploads
+from dist_wandb.cli.uploads.contents import Terms
+from dist_wandb.cli.uploads.plan import UploadRun, plan_uploads
 from dist_wandb.cli.uploads.state import FileState, Sent
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.sidecar import Sidecar

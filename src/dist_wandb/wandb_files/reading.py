@@ -159,8 +159,7 @@ class Contents:
         self.problems: list[str] = []
         self.run: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
-        self._sizes: dict[str, int] = {}  # of the values of the config
-        self._size = 0  # of all of them
+        self._size = 0  # of the config, in characters
         self._left_out = 0  # number of values that are too large for it
         self.exit_code: int | None = None
         self.step_axis: str | None = None
@@ -200,11 +199,10 @@ class Contents:
 
     def _configure(self, contents: Mapping[str, Any]) -> None:
         for name, value in contents.get("update", {}).items():
-            size = len(name) + len(repr(value))
-            total = self._size - self._sizes.get(name, 0) + size
+            replaced = len(name) + len(repr(self.config[name])) if name in self.config else 0
+            total = self._size - replaced + len(name) + len(repr(value))
             if total <= _LARGEST_CONFIG:
-                self.config[name] = value
-                self._sizes[name], self._size = size, total
+                self.config[name], self._size = value, total
             else:
                 self._left_out += 1
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from limits import Limit
 from stored import find_runs, touch
 
@@ -56,13 +54,6 @@ def test_a_path_that_is_not_a_directory_is_named(tmp_path: Path, name: str, reas
     touch(tmp_path / "file")
     with pytest.raises(ReadError, match=f"{name}': {reason}. Give an existing directory"):
         find_runs(tmp_path / name)
-
-
-@given(st.lists(st.integers(0, 10**6), min_size=2))
-def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
-    assert sorted((f"rank-{rank}/loss" for rank in ranks), key=natural_order) == [
-        f"rank-{rank}/loss" for rank in sorted(ranks)
-    ]
 
 
 def test_the_search_of_an_endless_tree_ends(tmp_path: Path, limit: Limit) -> None:

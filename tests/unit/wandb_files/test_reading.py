@@ -51,17 +51,6 @@ def write_run(tmp_path: Path) -> WriteRun:
 # --- read_run ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_read_completely(write_run: WriteRun) -> None:
-    path = write_run(HEADER, RUN, history(loss=2.0, acc=0.5), history(loss=1.0), history(loss=1.5), ended())
-    run = read_run(path)
-    assert (run.path, run.run_id, run.name, run.project, run.group) == (path, "abc", "night", "digits", "sweep")
-    assert (run.state, run.exit_code, run.rows, run.problems, run.sidecar) == ("finished", 0, 3, (), None)
-    assert list(run.metrics) == ["acc", "loss"]
-    loss = run.metrics["loss"]
-    assert (loss.count, loss.last, loss.smallest, loss.largest, loss.trend) == (3, 1.5, 1.0, 2.0, (2.0, 1.0, 1.5))
-    assert run.metrics["acc"].count == 1
-
-
 def test_the_last_run_record_and_all_config_records_hold(write_run: WriteRun) -> None:
     first = {"type": "run", "run": {"run_id": "abc", "config": {"update": {"lr": 0.1, "net": {"a": 1}, "_wandb": {}}}}}
     config = {"type": "config", "config": {"update": {"net": {"b": 2}}}}

@@ -35,6 +35,7 @@ OPENS = frozenset(
 ALLOWED = {
     ("wandb_files", "search"): {"open": "what the user gives, or no link, in a directory that is open"},
     ("report", "check_target"): {"open": "a descriptor that small_files has opened"},
+    ("report", "json_of"): {"loads": "what was made of a report just before"},
     ("report", "_asset"): {"read_text": "a file of this package"},
     ("report", "_run"): {"open": "the browser"},
     ("uploads", "_entries"): {"open": "a directory that is no link, in a directory that is open"},

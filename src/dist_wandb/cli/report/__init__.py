@@ -82,12 +82,12 @@ def _run(arguments: argparse.Namespace) -> int:
             size = page.write_page(report, output)
     except OSError as error:
         raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None
-    for reason in report.unreadable:
+    for reason in report["unreadable"]:
         print(f"not readable: {visible(reason)}")
-    print(f"{command.number_of(len(report.runs), 'run')} in {visible(str(output))} ({size / 1e6:.1f} MB)")
+    print(f"{command.number_of(len(report['runs']), 'run')} in {visible(str(output))} ({size / 1e6:.1f} MB)")
     if arguments.open and not webbrowser.open(output.resolve().as_uri()):
         print("No browser could be started. Open the file in a browser.")
-    return 1 if report.unreadable else 0
+    return 1 if report["unreadable"] else 0
 
 
 @np.errstate(all="ignore")  # sums of huge values are infinite
@@ -97,7 +97,7 @@ def build(
     files: tuple[dict[Path, Directory], list[tuple[Path, ReadError]]] | None = None,
     *,
     secrets: bool = False,
-) -> page.Report:
+) -> page.Part:
     """Read the `files` below directories, all if `None`, beside which the errors stand; raise `ReadError` if none."""
     chosen, errors = files or files_below(directories)
     budget = Budget(_STRETCHES)
@@ -115,29 +115,32 @@ def build(
         raise ReadError(f"None of the runs below {below} can be read. {' '.join(problems[:5])}")
     if not found:
         raise ConfigurationError(f"No run below {below} is selected. Give other names, --where or --state.")
-    return page.Report(
-        directories=[str(directory) for directory in directories],
-        made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        version=__version__,
-        runs=sections(found, MediaReader(_ROOM_FOR_MEDIA)),
-        unreadable=problems[:100],
-    )
+    return {
+        "directories": [str(directory) for directory in directories],
+        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "version": __version__,
+        "runs": sections(found, MediaReader(_ROOM_FOR_MEDIA)),
+        "unreadable": problems[:100],
+    }
 
 
-def sections(files: Iterable[FileForReport], media: MediaReader) -> list[page.Run]:
+def sections(files: Iterable[FileForReport], media: MediaReader) -> list[page.Part]:
+    """Return the runs, by project and group, the newest first within each group."""
     by_path = {file.stored.path: file for file in files}
     together: dict[tuple[str, ...], list[LocalRun]] = defaultdict(list)
     for run in brought_together(file.stored for file in by_path.values()):
         together[run.writers[0].parts[0].job or ("run", run.project or "", run.id)].append(run)
     lines = max(_LEAST_LINES, _LINES_OF_CONSOLE // max(1, len(by_path)))
     runs = [_section(group, by_path, media, lines) for group in together.values()]
-    runs.sort(key=lambda run: natural_order(run.name))
-    runs.sort(key=lambda run: run.started or "", reverse=True)
-    runs.sort(key=lambda run: (run.project or "", run.group or ""))
+    runs.sort(key=lambda run: natural_order(run["name"]))
+    runs.sort(key=lambda run: run["started"] or "", reverse=True)
+    runs.sort(key=lambda run: (run["project"] or "", run["group"] or ""))
     return runs
 
 
-def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], media: MediaReader, lines: int) -> page.Run:
+def _section(
+    of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], media: MediaReader, lines: int
+) -> page.Part:
     files = [by_path[path] for run in sorted(of, key=lambda run: run.writers[0].rank or 0) for path in run.files]
     names = [_writer_name(file.stored) for file in files]
     named = list(zip(names, files, strict=True))
@@ -146,8 +149,8 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(named, job is not None, world)
     timings = timings_of(of[0].metrics)
-    images: list[page.Image] = []
-    tables: list[page.DataTable] = []
+    images: list[page.Part] = []
+    tables: list[page.Part] = []
     missed: list[str] = []
     for name, file in named:
         found, more, notes = media.read(file.media, file.media_left_out, file.stored)
@@ -166,40 +169,40 @@ def _section(of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], medi
     run_id = page.plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
     states = {file.stored.state for file in dict(named).values()}  # of the last file of each writer
     state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
-    return page.Run(
-        name=run_id if job else _text(first.name) or run_id,
-        run_id=run_id,
-        project=_text(first.project),
-        group=_text(first.group),
-        started=started,
-        state=state,
-        mode=f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
-        world=world,
-        rows=sum(file.rows for file in files),
-        writers=[_writer(name, file) for name, file in named],
-        degraded=page.Degraded(
-            sum(one.rows for one in degraded),
-            max(one.most for one in degraded),
-            sorted(span for one in degraded for span in one.spans)[:100],
-        ),
-        facts=facts,
-        config=config,
-        differing=[*differing, *more_differing],
-        axes=axes_of(drawing, started),
-        charts=charts_of(drawing.metrics),
-        system=charts_of(drawing.system),
-        heat=heat_maps_of(drawing),
-        slowest=drawing.slowest(timings),
-        findings=findings(timings, world or 0),
-        images=images,
-        tables=tables,
-        console=[
-            page.Console(name, shown, file.console.count - len(shown))
+    return {
+        "name": run_id if job else _text(first.name) or run_id,
+        "run_id": run_id,  # or the name of the job's group
+        "project": _text(first.project),
+        "group": _text(first.group),
+        "started": started,
+        "state": state,
+        "mode": f"{first.sidecar.run_mode}/{first.sidecar.rank_scope}" if first.sidecar else "",
+        "world": world,
+        "rows": sum(file.rows for file in files),
+        "writers": [_writer(name, file) for name, file in named],
+        "degraded": {  # rows to which some ranks did not contribute, and how many ranks
+            "rows": sum(one["rows"] for one in degraded),
+            "most": max(one["most"] for one in degraded),
+            "spans": sorted(span for one in degraded for span in one["spans"])[:100],
+        },
+        "facts": facts,
+        "config": config,
+        "differing": [*differing, *more_differing],
+        "axes": axes_of(drawing, started),
+        "charts": charts_of(drawing.metrics),
+        "system": charts_of(drawing.system),
+        "heat": heat_maps_of(drawing),
+        "slowest": drawing.slowest(timings),
+        "findings": findings(timings, world or 0),
+        "images": images,
+        "tables": tables,
+        "console": [
+            {"writer": name, "lines": shown, "dropped": file.console.count - len(shown)}
             for name, file in named
             if (shown := list(file.console.lines)[-lines:])
         ],
-        notes=missed,
-    )
+        "notes": missed,
+    }
 
 
 def _writer_name(stored: StoredRun) -> str:
@@ -211,23 +214,23 @@ def _writer_name(stored: StoredRun) -> str:
     return f"rank {sidecar.global_rank}"
 
 
-def _writer(name: str, file: FileForReport) -> page.ReportWriter:
+def _writer(name: str, file: FileForReport) -> page.Part:
     stored, sidecar = file.stored, file.stored.sidecar
     stalls, count = stalls_of([stored.directory])
     more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
     problems = (*more, *(f"stood still {stall}" for stall in stalls), *stored.problems)
-    return page.ReportWriter(
-        name=name,
-        label=sidecar.label if sidecar else None,
-        node=sidecar.node_rank if sidecar else None,
-        primary=sidecar.primary if sidecar else True,
-        state=stored.state,
-        exit_code=stored.exit_code,
-        rows=file.rows,
-        last=file.last,
-        uploaded=is_uploaded(stored),
-        problems=list(map(page.plain, problems)),
-    )
+    return {
+        "name": name,
+        "label": sidecar.label if sidecar else None,
+        "node": sidecar.node_rank if sidecar else None,
+        "primary": sidecar.primary if sidecar else True,
+        "state": stored.state,
+        "exit_code": stored.exit_code,
+        "rows": file.rows,
+        "last": file.last,
+        "uploaded": is_uploaded(stored),
+        "problems": list(map(page.plain, problems)),
+    }
 
 
 def _together(configs: Sequence[dict[str, str]], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:

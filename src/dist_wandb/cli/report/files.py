@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dist_wandb.cli.report.media import KINDS_OF_MEDIA, MOST_MEDIA, STEPS, Logged, cell_text
-from dist_wandb.cli.report.page import Degraded, plain
+from dist_wandb.cli.report.page import Part, plain
 from dist_wandb.cli.report.thinning import Blame, Budget, Curve, Numbers
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.settings.reduction import BUSY, DEGRADED, TIMES, Definitions
@@ -45,7 +45,7 @@ _LABEL = re.compile(r"/l:.*$", re.DOTALL)  # W&B adds it to the names of a share
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
 
 
-def _degraded(missing: Numbers, x: Numbers) -> Degraded:
+def _degraded(missing: Numbers, x: Numbers) -> Part:
     """Return the rows, with positions `x`, to which some ranks did not contribute: `missing` is their number."""
     is_degraded = missing > 0
     changes = np.diff(is_degraded.astype(int), prepend=0, append=0)
@@ -53,7 +53,7 @@ def _degraded(missing: Numbers, x: Numbers) -> Degraded:
     ends = np.append(ends[: max(0, len(starts) - 1)], ends[-1:])  # the last span that is kept includes all later ones
     spans = [x[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
     most = int(min(missing[is_degraded].max(initial=0), 1e9))
-    return Degraded(int(is_degraded.sum()), most, [(min(span), max(span)) for span in spans])
+    return {"rows": int(is_degraded.sum()), "most": most, "spans": [(min(span), max(span)) for span in spans]}
 
 
 class ConsoleTail:

@@ -15,7 +15,7 @@ from itertools import islice, zip_longest
 from pathlib import PurePosixPath
 from typing import Any
 
-from dist_wandb.cli.report.page import DataTable, Image, plain
+from dist_wandb.cli.report.page import Part, plain
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.small_files import parse_json, read_small
@@ -44,9 +44,9 @@ class MediaReader:
 
     def read(
         self, media: Mapping[str, Sequence[Logged]], left_out: int, of: StoredRun
-    ) -> tuple[list[Image], list[DataTable], list[str]]:
-        images: list[Image] = []
-        tables: list[DataTable] = []
+    ) -> tuple[list[Part], list[Part], list[str]]:
+        images: list[Part] = []
+        tables: list[Part] = []
         self._misses.clear()
         for name, values in media.items():
             for x, value in reversed(values):
@@ -58,7 +58,7 @@ class MediaReader:
             self._misses[f"media values beyond the first {MOST_MEDIA} names"] = left_out
         return images, tables, [f"{count} {reason}" for reason, count in self._misses.items()]
 
-    def _images(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Image]:
+    def _images(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Part]:
         for path, caption in _pictures_of(value):
             content = self._content(path, _LARGEST_PICTURE, of)
             if content is None:
@@ -69,9 +69,10 @@ class MediaReader:
             elif self._reserve(len(content) * 4 // 3, "images"):
                 kind, width, height = picture
                 uri = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
-                yield Image(name, x, uri, plain(caption)[:_LONGEST_CELL], width, height)
+                about = {"name": name, "step": x, "source": uri, "caption": plain(caption)[:_LONGEST_CELL]}
+                yield {**about, "width": width, "height": height}
 
-    def _table(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[DataTable]:
+    def _table(self, name: str, x: float, value: Mapping[str, Any], of: StoredRun) -> Iterator[Part]:
         content = self._content(value.get("path"), _LARGEST_TABLE, of)
         if content is None:
             return
@@ -80,7 +81,7 @@ class MediaReader:
         except ValueError:
             self._misses["tables that are not in W&B's format"] += 1
             return
-        if self._reserve(sum(len(cell) + 4 for row in found.rows for cell in row), "tables"):
+        if self._reserve(sum(len(cell) + 4 for row in found["rows"] for cell in row), "tables"):
             yield found
 
     def _reserve(self, size: int, what: str) -> bool:
@@ -119,18 +120,18 @@ def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
     return [(name, caption if isinstance(caption, str) else "") for name, caption in shown]
 
 
-def table_of(name: str, x: float, content: object) -> DataTable:
+def table_of(name: str, x: float, content: object) -> Part:
     columns, data = (content.get("columns"), content.get("data")) if isinstance(content, dict) else (None, None)
     if not isinstance(columns, list) or not isinstance(data, list):
         raise ValueError("it has no columns, or no data")  # noqa: TRY004
     rows = [row for row in data[:_MOST_ROWS] if isinstance(row, list)]
-    return DataTable(
-        name,
-        x,
-        [cell_text(column) for column in columns[:_MOST_COLUMNS]],
-        [[cell_text(cell) for cell in row[:_MOST_COLUMNS]] for row in rows],
-        len(data),
-    )
+    return {
+        "name": name,
+        "step": x,
+        "columns": [cell_text(column) for column in columns[:_MOST_COLUMNS]],
+        "rows": [[cell_text(cell) for cell in row[:_MOST_COLUMNS]] for row in rows],
+        "total": len(data),
+    }
 
 
 def cell_text(value: object) -> str:

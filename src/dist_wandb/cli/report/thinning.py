@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dist_wandb.cli.report.page import HeatMap, Slowest, shortened
+from dist_wandb.cli.report.page import Part, shortened
 from dist_wandb.job.ranges import named
 from dist_wandb.wandb_files.stragglers import RANK, Timing, slow_ranks
 
@@ -160,16 +160,18 @@ class Blame:
     def _worst(self) -> list[int]:
         return sorted(self.rows, key=self._excess.__getitem__)[-_MOST_RANKS:]
 
-    def heat_map(self, world: int | None) -> HeatMap | None:  # `None` if no row names a rank
+    def heat_map(self, world: int | None) -> Part | None:
+        """Return by how much the largest value exceeds the mean, per row of each part, counted for its rank only."""
         if not self.rows:
             return None
         size = max(max(self.rows) + 1, world or 0)
         shown = range(size) if size <= _MOST_RANKS else self._worst()
         rows = [self._parts.get(rank, [0.0] * (len(self._edges) - 1)) for rank in shown]
         cells: list[list[float | None]] = [[shortened(cell, 4) for cell in row] for row in rows]
-        return HeatMap(self.name, "excess", self.axis, [f"rank {rank}" for rank in shown], self._edges, cells)
+        places = {"axis": self.axis, "ranks": [f"rank {rank}" for rank in shown], "edges": self._edges}
+        return {"name": self.name, "kind": "excess", **places, "cells": cells}
 
-    def slowest(self, world: int | None) -> Slowest | None:
+    def slowest(self, world: int | None) -> Part | None:
         """Return the ranks that have the largest value too often, else the most often; `None` if no row names one."""
         if not self.rows:
             return None
@@ -180,5 +182,13 @@ class Blame:
         excess = sum(self._excess[rank] for rank in ranks) / count
         relative = excess / self._mean if self._mean > 0 else math.nan
         stands_out = is_judged or (bool(slow) and not relative <= _NOTICEABLE)
-        share = count / self._number
-        return Slowest(self.name, ranks[:_MOST_RANKS], named(ranks), share, excess, relative, stands_out, not slow)
+        return {
+            "name": self.name,
+            "ranks": ranks[:_MOST_RANKS],
+            "who": named(ranks),
+            "share": count / self._number,  # of the rows in which one of them has the largest value
+            "excess": excess,  # by how much that exceeds the mean over all ranks in these rows, on average
+            "relative": relative,  # as a share of that mean; NaN if it is not known
+            "stands_out": stands_out,  # whether they differ from the others noticeably, more often than by chance
+            "by_chance": not slow,
+        }

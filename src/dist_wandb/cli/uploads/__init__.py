@@ -14,11 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from dist_wandb.cli.command import add_command, add_trust_argument, console, number_of
+from dist_wandb.cli.uploads.contents import Terms
 from dist_wandb.cli.uploads.execution import remember, upload
-from dist_wandb.cli.uploads.plan import Terms, UploadFile, UploadRun, plan_uploads
+from dist_wandb.cli.uploads.plan import UploadFile, UploadRun, plan_uploads
 from dist_wandb.cli.uploads.state import remove_left_copies
 from dist_wandb.errors import UploadError, visible
-from dist_wandb.runs.client_settings import destination
+from dist_wandb.runs.client_settings import artifact_staging, client_settings, destination, own_entities
 from dist_wandb.wandb_files.runs import runs_below
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
@@ -66,7 +67,12 @@ def add_to(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     runs, errors = runs_below(arguments.directories, metrics=())
     server = destination(arguments.trust_server)
-    terms = Terms(trust=arguments.trust, again=arguments.again, entity=arguments.entity, server=server.url)
+    terms = Terms(
+        *(arguments.trust, arguments.again, arguments.entity, server.url),
+        staging=artifact_staging(),
+        owners=own_entities(),
+        default=client_settings().entity,
+    )
     plan = plan_uploads(runs, terms)
     refused = [run for run in plan if not run.is_uploaded and (run.dangers or (run.refusals and not arguments.force))]
     out = console()
@@ -167,7 +173,7 @@ def _upload_file(file: UploadFile, progress: Progress, bar: TaskID) -> bool | No
         return False
     progress.update(bar, completed=began + file.rows_left)
     if outcome.problem is not None:
-        confirmed = f"{outcome.sent.lines.history} of {file.run.rows} rows are confirmed"
+        confirmed = f"{outcome.sent.history} of {file.run.rows} rows are confirmed"
         text = f"{named} failed, {confirmed}: {visible(outcome.problem)}"
         out.print(Text.assemble(("✗ ", "red"), text), soft_wrap=True)
         return outcome.concerns_all

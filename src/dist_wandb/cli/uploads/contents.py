@@ -23,8 +23,8 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from dist_wandb.errors import ReadError, UploadError
@@ -148,31 +148,34 @@ Copier = Callable[[Path, Directory], Path | None]
 
 
 @dataclass(frozen=True)
-class Rules:
-    """The files and owners that the records of one file may name."""
+class Terms:
+    """The user's terms of uploads."""
 
-    directory: Directory  # of the run
-    staging: Path  # W&B's directory for files of this user's artifacts
+    # The directories are the user's own: W&B's mark is accepted, links are followed, and records may name any file and
+    # owner.
+    trust: bool = False
+    again: bool = False  # upload everything again, ignoring earlier uploads
+    entity: str | None = None  # owner of the uploaded runs, also in records; `None` for the one that the files name
+    server: str | None = field(default=None, repr=False)  # its address; `None` for the one in W&B's settings
+    staging: Path | None = None  # W&B's directory for files of this user's artifacts
     owners: frozenset[str] = frozenset()  # the known owners of this user's runs
     default: str | None = None  # the owner in W&B's settings, for records without one
-    owner: str | None = None  # replaces all owners in records; `None` to keep them
-    trust: bool = False  # any file and owner is allowed, because the run is the user's own
-
-    @cached_property
-    def folders(self) -> dict[Path, Directory | None]:
-        """The folders whose files may be uploaded; those of W&B, which are not the run's, have no `Directory`."""
-        run = self.directory
-        own: dict[Path, Directory | None] = {run.path.absolute(): run, run.path.resolve(): run}
-        return own | {self.staging.absolute(): None, self.staging.resolve(): None}
 
 
-def violations(path: Path, rules: Rules) -> Iterator[str]:
+@cache
+def _folders(run: Directory, staging: Path | None) -> dict[Path, Directory | None]:
+    """The folders whose files may be uploaded; those of W&B, which are not the run's, have no `Directory`."""
+    own: dict[Path, Directory | None] = {run.path.absolute(): run, run.path.resolve(): run}
+    return own | ({staging.absolute(): None, staging.resolve(): None} if staging else {})
+
+
+def violations(path: Path, run: Directory, terms: Terms) -> Iterator[str]:
     """Yield the first few reasons to refuse the upload of a ``.wandb`` file, as sentences."""
     reasons: set[str] = set()
     try:
-        for record, parts in records_of(path, rules.directory):
+        for record, parts in records_of(path, run):
             try:
-                revised(record, parts, rules, lambda *_: None)
+                revised(record, parts, run, terms, lambda *_: None)
             except UploadError as error:
                 if str(error) not in reasons:
                     reasons.add(str(error))
@@ -183,17 +186,17 @@ def violations(path: Path, rules: Rules) -> Iterator[str]:
         yield str(error) if str(path) in str(error) else f"{path}: {error}"
 
 
-def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) -> bytes:
+def revised(record: bytes, parts: list[Field], run: Directory, terms: Terms, make_copy: Copier) -> bytes:
     # Named files are replaced by copies. Raises `UploadError` if the record names a prohibited file or owner, or is of
     # an unknown kind, and `ReadError` if it is not in W&B's format.
     kinds = {number for number, *_ in parts} - ENVELOPE
     if _REQUEST in kinds:
         raise UploadError("it contains a request, which W&B's uploader would execute. W&B writes none there.")
-    if not rules.trust and _TENSORBOARD in kinds:
+    if not terms.trust and _TENSORBOARD in kinds:
         raise UploadError(
             "it names a directory of tensorboard, whose files would be uploaded. If the run is your own, give --trust."
         )
-    if not rules.trust and (unknown := kinds - _KNOWN):
+    if not terms.trust and (unknown := kinds - _KNOWN):
         raise UploadError(
             f"it has a record of an unknown kind ({min(unknown)}). If the run is your own, written by a newer wandb, "
             "give --trust."
@@ -204,9 +207,9 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
         for name in _texts(record, _FILES, _FILE, _PATH):
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or "\0" in name:
-                below = rules.directory.path / "files"
+                below = run.path / "files"
                 raise UploadError(f"it names {name!r} as a file of the run, which is not below {below}.")
-        for name in filter(None, () if rules.trust else _texts(record, _ARTIFACT, _MANIFEST, _MANIFEST_FILE)):
+        for name in filter(None, () if terms.trust else _texts(record, _ARTIFACT, _MANIFEST, _MANIFEST_FILE)):
             raise UploadError(
                 f"an artifact of it names {name!r} as the list of its files, which W&B's uploader reads, with all the "
                 "files in it, and removes. If the run is your own, give --trust."
@@ -218,20 +221,21 @@ def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) 
                         f"the {what} of its run is {name[:_LONGEST_NAME]!r}, which would lead to another address of "
                         "the server. W&B does not allow such names."
                     )
-        record = _changed(record, (_ARTIFACT, _MANIFEST, _CONTENTS), lambda entry: _copied(entry, rules, make_copy))
-        owners = ((kind, field) for kind, field in _ENTITIES.items() if kind in kinds)
-        return record + b"".join(_owner_of(record, kind, field, rules) for kind, field in owners)
+        entries = (_ARTIFACT, _MANIFEST, _CONTENTS)
+        record = _changed(record, entries, lambda entry: _copied(entry, run, terms, make_copy))
+        owners = ((kind, number) for kind, number in _ENTITIES.items() if kind in kinds)
+        return record + b"".join(_owner_of(record, kind, number, terms) for kind, number in owners)
     except MalformedError as error:
         raise UploadError(f"it has a record that is not in W&B's format: {error}.") from None
 
 
-def _owner_of(record: bytes, kind: int, field: int, rules: Rules) -> bytes:
+def _owner_of(record: bytes, kind: int, number: int, terms: Terms) -> bytes:
     """Check the owners in a record; return the field that replaces them by the one that the user named, if any."""
-    named = list(_texts(record, kind, field))
-    if rules.owner is not None:
-        return field_of(kind, field_of(field, rules.owner.encode())) if kind == _RUN or any(named) else b""
-    for owner in [name or rules.default for name in named or [""]]:
-        if owner and not rules.trust and owner not in rules.owners:
+    named = list(_texts(record, kind, number))
+    if terms.entity is not None:
+        return field_of(kind, field_of(number, terms.entity.encode())) if kind == _RUN or any(named) else b""
+    for owner in [name or terms.default for name in named or [""]]:
+        if owner and not terms.trust and owner not in terms.owners:
             raise UploadError(
                 f"its owner is {owner!r}, which is not known to be yours. To upload it there, give --entity {owner}, "
                 "or set WANDB_ENTITY; to upload it to another owner, name that one."
@@ -239,31 +243,32 @@ def _owner_of(record: bytes, kind: int, field: int, rules: Rules) -> bytes:
     return b""
 
 
-def _copied(entry: bytes, rules: Rules, make_copy: Copier) -> bytes:
+def _copied(entry: bytes, run: Directory, terms: Terms, make_copy: Copier) -> bytes:
     """Check the file that an artifact's entry names; append the path of its copy, because the last one counts."""
     found = {number: entry[begin:end] for number, _, begin, end in fields(entry) if end > begin}
     name = _text(found.get(_LOCAL_PATH, b""))
     path = Path(name)
     is_allowed = path.is_absolute() and ".." not in path.parts and "\0" not in name
-    top = next((top for top in rules.folders if is_allowed and top in path.parents), None)
+    folders = _folders(run, terms.staging)
+    top = next((top for top in folders if is_allowed and top in path.parents), None)
     if top is None:
-        if not name or rules.trust:
+        if not name or terms.trust:
             return entry
         raise UploadError(
             f"an artifact of it names {name!r}, a file that is neither in the run's directory nor in W&B's staging "
-            f"directory for artifacts ({rules.staging}). If the run is your own, give --trust."
+            f"directory for artifacts ({terms.staging}). If the run is your own, give --trust."
         )
-    within = rules.folders[top]
+    within = folders[top]
     try:
         at = replace(within, path=top) if within else Directory.at(top)  # the path may be another one of it
         copy = make_copy(path, at)
-        if copy is not None and within is None and not rules.trust and found.get(_DIGEST) != _digest(copy):
+        if copy is not None and within is None and not terms.trust and found.get(_DIGEST) != _digest(copy):
             raise UploadError(
                 f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content of that "
                 "file differs from the artifact's. If the run is your own, give --trust."
             )
     except (OSError, ReadError) as error:
-        if rules.trust:  # W&B's uploader reports it
+        if terms.trust:  # W&B's uploader reports it
             return entry
         raise UploadError(
             f"an artifact of it names {name!r}, which cannot be read ({error}). If the run is your own, "

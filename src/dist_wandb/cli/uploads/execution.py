@@ -31,12 +31,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from dist_wandb.cli.uploads.contents import SUMMARY, copy_file, copy_files, revised, summary_of
-from dist_wandb.cli.uploads.plan import UploadFile, files_of, known_of, mark_of, rules_of
+from dist_wandb.cli.uploads.plan import UploadFile, files_of, known_of, mark_of
 from dist_wandb.cli.uploads.state import COPY, FileState, Sent, name_owner, read_attempt
 from dist_wandb.errors import ReadError, UploadError, in_words
 from dist_wandb.runs.client_settings import upload_environment
@@ -97,7 +97,7 @@ def upload(
         now = known_of(file.run, file.terms)
         if now.problem is not None:
             raise UploadError(now.problem)
-        if now.sent != file.sent or now.doubts != file.doubts:
+        if now.sent != file.sent or now.is_marked != file.is_marked:
             raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Run the command again.")
         return _Attempt(file, state, on_progress, say).run(lock)
 
@@ -131,7 +131,7 @@ class _Attempt:
 
     def _copy(self, target: Path) -> None:
         """Make the private copy of a run's directory. Its file lacks confirmed lines and damaged records."""
-        file, rules, numbers, local = self._file, rules_of(self._file), count(), target.parent / "local"
+        file, numbers, local = self._file, count(), target.parent / "local"
         local.mkdir(mode=0o700)
         earlier = summary_of((run.path, run.directory) for run in file.earlier)
 
@@ -144,15 +144,16 @@ class _Attempt:
             nonlocal earlier
             if earlier and any(number == SUMMARY for number, *_ in parts):  # it may replace the earlier values
                 record, earlier = field_of(SUMMARY, earlier) + record, b""
-            return revised(record, parts, rules, make_copy)
+            return revised(record, parts, file.run.directory, file.terms, make_copy)
 
         handle = open_ordinary(file.path, owner=None if file.terms.trust else os.getuid(), within=file.run.directory)
         with os.fdopen(handle, "rb") as opened, target.open("wb") as copy:
-            copy_without(opened, copy, revise, **asdict(file.sent.lines))
+            sent = file.sent
+            copy_without(opened, copy, revise, history=sent.history, events=sent.events, console=sent.console)
         sync_state = self._state.sync_state()
         if sync_state is not None:
             write_small(target.with_name(f"{target.name}.syncstate"), sync_state)
-        continues = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
+        continues = file.sent.has_lines or bool(file.run.problems) or file.run.exit_code is None
         rewritten = frozenset({"output.log"}) if continues else frozenset()  # by the upload, from the rest of the file
         files, follow = files_of(file.path), file.terms.trust
         copy_files(files, target.parent / "files", file.run.directory, follow=follow, leave_out=rewritten)
@@ -166,7 +167,7 @@ class _Attempt:
             "WANDB_X_PRIMARY": str(shared_as is None or shared_as.primary).lower(),
             "WANDB_X_UPDATE_FINISH_STATE": str(is_end).lower(),
             # A plain run that is not resumed would overwrite system metrics and console.
-            "WANDB_RESUME": "must" if file.sent.lines and not shared_as else "allow" if file.earlier else None,
+            "WANDB_RESUME": "must" if file.sent.has_lines and not shared_as else "allow" if file.earlier else None,
             "WANDB_BASE_URL": file.terms.server,
         }
         output = self._directory / "output.txt"
@@ -197,7 +198,7 @@ class _Attempt:
         return output.read_text(encoding="utf-8", errors="replace")
 
     def _follow(self, sent: Sent) -> None:
-        self._on_progress(sent.lines.history)
+        self._on_progress(sent.history)
         is_due = sent.tries > self._told_of and time.monotonic() - self._told_at > _PAUSE
         if not sent.refused and (sent.retried not in self._told or is_due):
             self._told.add(sent.retried)
@@ -255,10 +256,10 @@ def _outcome(file: UploadFile, this_time: Sent, output: str) -> UploadOutcome:
         lines = [line.removeprefix("wandb: ").strip() for line in output.splitlines()]
         last = " ".join([line for line in lines if line][-2:])
         message = f"`wandb sync` ended without uploading it: {last or 'without output'}"
-        return UploadOutcome(sent, url, message, concerns_all=not this_time.lines and bool(_NO_KEY.search(message)))
-    if sent.lines.history < file.run.rows:
+        return UploadOutcome(sent, url, message, concerns_all=not this_time.has_lines and bool(_NO_KEY.search(message)))
+    if sent.history < file.run.rows:
         return UploadOutcome(
-            sent, url, f"the server confirmed {sent.lines.history} of {file.run.rows} rows. Run the command again."
+            sent, url, f"the server confirmed {sent.history} of {file.run.rows} rows. Run the command again."
         )
     return UploadOutcome(sent, url, None)
 

@@ -12,10 +12,9 @@ from itertools import islice
 from pathlib import Path
 from stat import S_IFLNK, S_IFREG
 
-from dist_wandb.cli.uploads.contents import Entry, Rules, entries_below, link_in_words, violations
-from dist_wandb.cli.uploads.state import FileState, Lines, Sent, another_upload, read_log
+from dist_wandb.cli.uploads.contents import Entry, Terms, entries_below, link_in_words, violations
+from dist_wandb.cli.uploads.state import FileState, Sent, another_upload, read_log
 from dist_wandb.errors import ReadError, in_words
-from dist_wandb.runs.client_settings import artifact_staging, client_settings, own_entities
 from dist_wandb.wandb_files.debug_log import log_of
 from dist_wandb.wandb_files.finding import is_in_run_directory, path_order
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
@@ -24,18 +23,6 @@ from dist_wandb.wandb_files.small_files import KINDS, open_ordinary
 
 _IS_LIVE_FOR = 60.0  # seconds since its last change; W&B writes every 15 s
 _NAMED, _NAMED_ENTRIES = 8, 3
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The user's terms of an upload."""
-
-    # The directories are the user's own: W&B's mark is accepted, links are followed, and records may name any file and
-    # owner.
-    trust: bool = False
-    again: bool = False  # upload everything again, ignoring earlier uploads
-    entity: str | None = None  # owner of the uploaded runs; `None` for the one that the files name
-    server: str | None = field(default=None, repr=False)  # its address; `None` for the one in W&B's settings
 
 
 CAUTIOUS = Terms()
@@ -48,9 +35,8 @@ class UploadFile:
     run: StoredRun
     terms: Terms
     sent: Sent = field(default_factory=Sent)  # the lines confirmed by the server
-    is_marked: bool = False  # W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted
+    is_marked: bool = False  # W&B marked it as uploaded, and dist_wandb did not upload it
     by_log: bool = False  # `sent` comes from W&B's log beside the file, written when the run was online
-    doubts: tuple[str, ...] = ()  # reasons to refuse the upload because earlier uploads are unknown, as sentences
     problem: str | None = None  # why it is unknown what the server has; `None` if it is known
     finishes: bool = False  # its end is the end of the run; in a shared run, only that of the primary's last file
     earlier: tuple[StoredRun, ...] = ()  # files of the same plain run that it continues at their end, not at a branch
@@ -61,11 +47,12 @@ class UploadFile:
 
     @property
     def is_uploaded(self) -> bool:
-        return self.problem is None and is_complete(self.sent, self.run)
+        sent, is_known = self.sent, self.problem is None
+        return is_known and sent.ended and not sent.problems and not sent.unsure and sent.history >= self.run.rows
 
     @property
     def rows_left(self) -> int:  # not confirmed by the server
-        return 0 if self.is_uploaded else max(0, self.run.rows - self.sent.lines.history)
+        return 0 if self.is_uploaded else max(0, self.run.rows - self.sent.history)
 
 
 @dataclass(frozen=True)
@@ -90,10 +77,6 @@ class UploadRun:
         return self.is_uploaded and any(file.by_log for file in self.files)
 
 
-def is_complete(sent: Sent, run: StoredRun) -> bool:
-    return sent.ended and not sent.problems and not sent.unsure and sent.lines.history >= run.rows
-
-
 def mark_of(path: Path) -> Path:
     """Return the file by which ``wandb sync`` marks a run as uploaded, and ``wandb clean`` as removable."""
     return path.with_name(f"{path.name}.synced")
@@ -106,17 +89,6 @@ def files_of(path: Path) -> Path:
 
 def is_online(run: StoredRun) -> bool:
     return not run.path.parent.resolve().name.startswith("offline-")
-
-
-def rules_of(file: UploadFile) -> Rules:
-    return Rules(
-        file.run.directory,
-        artifact_staging(),
-        owners=own_entities(),
-        default=client_settings().entity,
-        owner=file.terms.entity,
-        trust=file.terms.trust,
-    )
 
 
 def problems_of_run(runs: Sequence[StoredRun]) -> Iterator[str]:
@@ -176,18 +148,23 @@ def problems_of_file(file: UploadFile) -> Iterator[str]:
             "sent: W&B would drop what they have logged after that point. Rewind or fork with access to the server, or "
             "with run_mode='auto'. --force uploads what remains."
         )
-    yield from file.doubts
+    if file.is_marked:
+        yield (
+            f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark_of(run.path).name}), but you have not "
+            "uploaded it from this account. --trust accepts the mark, if the directory is yours, and remembers it. "
+            "--force uploads the run."
+        )
     for problem in run.problems:
         if SIDECAR_NAME in problem or RUN_RECORD_LOST in problem:
             yield f"{run.path}: {problem}"
     if sent.unsure:
         yield (
-            f"{run.path.parent}: the server has confirmed {sent.lines.history} of its {run.rows} rows, and may have "
+            f"{run.path.parent}: the server has confirmed {sent.history} of its {run.rows} rows, and may have "
             f"{sent.unsure} more: the connection broke, or the upload was killed, while they were sent. Check the run. "
             f"--force sends these {sent.unsure} rows (again)."
         )
     shows_nothing = not sent.attempts or (sent.ended and not sent.problems)
-    if is_online(run) and run.rows and not sent.lines.history and shows_nothing and not file.terms.again:
+    if is_online(run) and run.rows and not sent.history and shows_nothing and not file.terms.again:
         yield (
             f"{run.path.parent} was written online, and W&B's log of it (logs/debug-internal.log) does not show which "
             "rows arrived. Look at the run. --force uploads all of them, so they may be duplicated."
@@ -197,7 +174,7 @@ def problems_of_file(file: UploadFile) -> Iterator[str]:
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield reasons to refuse the upload unless trusted: another user's run, and files and owners outside of it."""
     if file.terms.trust:
-        yield from violations(file.path, rules_of(file))
+        yield from violations(file.path, file.run.directory, file.terms)
         return
     owners: dict[Path, int] = {}
     with os.fdopen(open_ordinary(file.path, within=file.run.directory)) as opened:
@@ -212,7 +189,7 @@ def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
             "yours, and upload the copy. If the run is your own, give --trust."
         )
     if not others:
-        yield from violations(file.path, rules_of(file))
+        yield from violations(file.path, file.run.directory, file.terms)
         yield from _first([link_in_words(path) for path, kind in entries if kind == S_IFLNK], file, "links")
 
 
@@ -233,10 +210,10 @@ def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
         run, sent = file.run, file.sent
         if run.problems:
             yield f"{run.path.parent}: the readable part is uploaded, but {'; '.join(run.problems)}."
-        if file.is_marked:
+        if file.is_marked and file.terms.trust:
             yield f"{run.path.parent} is left out: `wandb sync` marked it as uploaded ({mark_of(run.path).name})."
-        elif not file.is_uploaded and sent.lines.history:
-            rows = f"{sent.lines.history} rows confirmed by the server"
+        elif not file.is_uploaded and sent.history:
+            rows = f"{sent.history} rows confirmed by the server"
             source = ", according to W&B's log beside it" if file.by_log else ""
             yield f"{run.path.parent} continues after {rows}{source}."
         if file.finishes and run.exit_code is None and not file.is_uploaded:
@@ -276,20 +253,13 @@ def known_of(run: StoredRun, terms: Terms) -> UploadFile:
     try:
         if (sent := FileState(run).sent()) is not None:
             return replace(file, sent=sent)
-        mark = mark_of(run.path)
-        is_marked = os.path.lexists(mark)
-        if is_marked and terms.trust:
-            everything = Sent(Lines(history=run.rows), completed=True, attempts=1, ended=True)
-            return replace(file, sent=everything, is_marked=True)
+        file = replace(file, is_marked=os.path.lexists(mark_of(run.path)))
+        if file.is_marked and terms.trust:
+            return replace(file, sent=Sent(history=run.rows, completed=True, attempts=1, ended=True))
         logged = read_log(log_of(run.path.parent), run.directory) if is_online(run) else Sent()
     except Exception as error:  # noqa: BLE001  # any failure affects this file only
         return replace(file, problem=in_words(error, run.path))
-    doubt = (
-        f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark.name}), but you have not uploaded it from "
-        "this account. --trust accepts the mark, if the directory is yours, and remembers it. --force uploads the run."
-    )
-    doubts = (doubt,) if is_marked and not is_complete(logged, run) else ()
-    return replace(file, sent=logged, by_log=bool(logged.attempts) and not terms.trust, doubts=doubts)
+    return replace(file, sent=logged, by_log=bool(logged.attempts) and not terms.trust)
 
 
 def _planned(runs: Sequence[StoredRun], terms: Terms) -> UploadRun:
@@ -328,5 +298,5 @@ def _planned(runs: Sequence[StoredRun], terms: Terms) -> UploadRun:
         refusals=(*problems_of_run(ordered), *own),
         notes=(*notes_on(files), *(note for file, entries in beside for note in left_out(file, entries))),
         dangers=tuple(reason for file, entries in beside for reason in dangers_of(file, entries)),
-        entity=planned.entity or client_settings().entity,
+        entity=planned.entity or terms.default,
     )

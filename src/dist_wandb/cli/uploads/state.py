@@ -62,28 +62,13 @@ _FOLLOWING = ("didn't print run URL", "runreader: init error")
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Numbers of lines of the three streams of a run."""
-
-    history: int = 0  # history rows
-    events: int = 0  # samples of system metrics
-    console: int = 0  # lines of console output
-
-    def __add__(self, other: Lines) -> Lines:
-        return Lines(self.history + other.history, self.events + other.events, self.console + other.console)
-
-    def __bool__(self) -> bool:
-        return self != NOTHING
-
-
-NOTHING = Lines()
-
-
-@dataclass(frozen=True)
 class Sent:
     """The upload state of a run's file."""
 
-    lines: Lines = NOTHING  # confirmed
+    # Numbers of confirmed lines of the three streams of a run:
+    history: int = 0  # history rows
+    events: int = 0  # samples of system metrics
+    console: int = 0  # lines of console output
     unsure: int = 0  # history rows that were sent, but neither confirmed nor refused
     completed: bool = False  # whether the server confirmed the end of the run
     attempts: int = 0  # number of uploads
@@ -93,11 +78,17 @@ class Sent:
     tries: int = field(default=0, compare=False)  # how often it has done so
     refused: bool = field(default=False, compare=False)  # although the server refuses the run
 
+    @property
+    def has_lines(self) -> bool:
+        return bool(self.history or self.events or self.console)
+
     def followed_by(self, later: Sent) -> Sent:
-        sent_rows = later.lines.history or later.unsure
+        sent_rows = later.history or later.unsure
         return replace(
             later,
-            lines=self.lines + later.lines,
+            history=self.history + later.history,
+            events=self.events + later.events,
+            console=self.console + later.console,
             unsure=later.unsure if sent_rows else self.unsure,  # it sent those rows again first
             completed=self.completed or later.completed,
             attempts=self.attempts + later.attempts,
@@ -122,13 +113,6 @@ def read_log(path: Path, within: Directory | None = None) -> Sent:
         raise ReadError(f"{path}: {error.strerror}, so it is unknown what the server has confirmed.") from None
     except ReadError as error:
         raise ReadError(in_words(error, path)) from None
-
-
-def read_entries(log: BinaryIO) -> Sent:
-    reader = _Reader()
-    for entry in entries(log):
-        reader.add(text_in(entry, "msg"), text_in(entry, "level"), entry)
-    return reader.sent()
 
 
 @dataclass(frozen=True)
@@ -244,8 +228,7 @@ class FileState:
             ) from None
 
     def _content(self, path: str, size: int, digest: str, sent: dict[str, Any], folder: str) -> _Content:
-        lines, problems = Lines(**sent["lines"]), tuple(sent["problems"])
-        known = Sent(**{**sent, "lines": lines, "problems": problems})
+        known = Sent(**{**sent, "problems": tuple(sent["problems"])})
         known = known.followed_by(read_attempt(self.directory / folder)) if folder else known
         return _Content(path, size, digest, known, folder)
 
@@ -310,68 +293,60 @@ def _make_private(directory: Path) -> None:
 # --- the log of W&B's uploader ----------------------------------------------------------------------------------------
 
 
-class _Reader:
-    """Processes the entries of one log. Requests with lines are sent one after the other."""
-
-    def __init__(self) -> None:
-        self._lines = NOTHING
-        self._completed = self._ended = False
-        self._problems: dict[str, None] = {}
-        self._pending: dict[str, Any] | None = None
-        self._tries, self._refusals = -1, 0  # of the pending request; -1 before the first
-        self._first_console_line: int | None = None
-        self._unsure = 0
-        self._retried: dict[str, Any] = {}
-
-    def add(self, message: str, level: str, entry: dict[str, Any]) -> None:
+def read_entries(log: BinaryIO) -> Sent:
+    """Return what the entries of one log show. Requests with lines are sent one after the other."""
+    history = events = console = unsure = 0
+    is_complete = has_ended = False
+    pending: dict[str, Any] | None = None
+    tries, refusals = -1, 0  # of the pending request; -1 before the first
+    first_console_line: int | None = None
+    retried: dict[str, Any] = {}
+    problems: dict[str, None] = {}
+    for entry in entries(log):
+        message, level = text_in(entry, "msg"), text_in(entry, "level")
         if message == "filestream: sending request":
-            self._pending, self._tries, self._refusals = entry, 0, 0
-        elif message == "filestream: request sent" and self._pending is not None:
-            history, events = (count_in(self._pending, f"{stream}_lines") for stream in ("history", "events"))
-            self._lines += Lines(history, events, self._new_console_lines(self._pending))
-            self._completed |= self._pending.get("complete") is True
-            self._pending = None
+            pending, tries, refusals = entry, 0, 0
+        elif message == "filestream: request sent" and pending is not None:
+            history += count_in(pending, "history_lines")
+            events += count_in(pending, "events_lines")
+            if "console_offset" in pending:
+                begin = count_in(pending, "console_offset")
+                first_console_line = begin if first_console_line is None else first_console_line
+                # A line that changes is sent again.
+                console = max(console, begin + count_in(pending, "console_lines") - first_console_line)
+            is_complete |= pending.get("complete") is True
+            pending = None
+        elif message == "sender: closed":
+            has_ended = True
+        elif message.startswith("filestream: fatal error"):
+            reason = message.partition("\nwhile retrying:")[0]
+            was_in_flight = "giving up" in reason and ": context " in reason  # else it was waiting for its next try
+            if pending is not None and (was_in_flight or not 0 < tries == refusals):
+                unsure = count_in(pending, "history_lines")
+            pending = None
         if message.startswith("api: retrying"):
-            self._retried = {"method": "requests to", **entry, "times": self._retried.get("times", 0) + 1}
+            retried = {"method": "requests to", **entry, "times": retried.get("times", 0) + 1}
         address = text_in(entry, "url") or text_in(entry, "error")
         if message.startswith(("api: retrying", "api: HTTP error")) and "/file_stream" in address:
-            self._tries += 1
+            tries += 1
             is_answer = _FIRST_REFUSAL <= count_in(entry, "status") < _FIRST_SERVER_ERROR
             # The server certainly has nothing of it: it refused it, or was never reached.
-            self._refusals += is_answer if "status" in entry else ": dial tcp" in text_in(entry, "error")
-        elif message.startswith("filestream: fatal error"):
-            self._give_up(message)
-        elif message == "sender: closed":
-            self._ended = True
-        is_dropped = len(self._problems) == _MOST_PROBLEMS or any(part in message for part in _FOLLOWING)
+            refusals += is_answer if "status" in entry else ": dial tcp" in text_in(entry, "error")
+        is_dropped = len(problems) == _MOST_PROBLEMS or any(part in message for part in _FOLLOWING)
         if level.startswith("ERROR") and not is_dropped:
-            self._problems[_problem(message, entry)[:_LONGEST_PROBLEM]] = None
-
-    def sent(self) -> Sent:
-        if self._pending is not None:
-            self._unsure = count_in(self._pending, "history_lines")
-        kind = "api: HTTP error" if "status" in self._retried else ""
-        retried = _problem(kind, self._retried)[:_LONGEST_PROBLEM]
-        refused = self._tries < 0 and count_in(self._retried, "status") in _REFUSALS_OF_A_RUN
-        again = (retried, count_in(self._retried, "times"), refused)
-        return Sent(self._lines, self._unsure, self._completed, 1, self._ended, tuple(self._problems), *again)
-
-    def _new_console_lines(self, request: dict[str, Any]) -> int:
-        """Number of lines beyond those confirmed before: a line that changes is sent again."""
-        if "console_offset" not in request:
-            return 0
-        if self._first_console_line is None:
-            self._first_console_line = count_in(request, "console_offset")
-        until = count_in(request, "console_offset") + count_in(request, "console_lines") - self._first_console_line
-        return max(0, until - self._lines.console)
-
-    def _give_up(self, message: str) -> None:
-        reason = message.partition("\nwhile retrying:")[0]
-        was_in_flight = "giving up" in reason and ": context " in reason  # else it was waiting for its next try
-        surely_refused = 0 < self._tries == self._refusals and not was_in_flight
-        if self._pending is not None and not surely_refused:
-            self._unsure = count_in(self._pending, "history_lines")
-        self._pending = None
+            problems[_problem(message, entry)[:_LONGEST_PROBLEM]] = None
+    if pending is not None:
+        unsure = count_in(pending, "history_lines")
+    return Sent(
+        *(history, events, console, unsure),
+        completed=is_complete,
+        attempts=1,
+        ended=has_ended,
+        problems=tuple(problems),
+        retried=_problem("api: HTTP error" if "status" in retried else "", retried)[:_LONGEST_PROBLEM],
+        tries=count_in(retried, "times"),
+        refused=tries < 0 and count_in(retried, "status") in _REFUSALS_OF_A_RUN,
+    )
 
 
 def _problem(message: str, entry: dict[str, Any]) -> str:

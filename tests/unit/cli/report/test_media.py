@@ -41,12 +41,12 @@ def test_a_folder_that_becomes_a_link_is_not_followed(
         folder.symlink_to(private.parents[level - 1])
         return read_small(path, **options)
 
-    (before,) = build([tmp_path / "runs"]).runs
-    assert before.tables[0].rows == [["public"]]
+    (before,) = build([tmp_path / "runs"])["runs"]
+    assert before["tables"][0]["rows"] == [["public"]]
     monkeypatch.setattr(media, "read_small", racing)
-    (after,) = build([tmp_path / "runs"]).runs
-    assert (after.images, after.tables) == ([], [])
-    assert after.notes == ["1 media files that are links, too large, or cannot be read"]
+    (after,) = build([tmp_path / "runs"])["runs"]
+    assert (after["images"], after["tables"]) == ([], [])
+    assert after["notes"] == ["1 media files that are links, too large, or cannot be read"]
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -71,8 +71,8 @@ def test_no_image_outside_the_run_directory_is_shown(tmp_path: Path, path: str) 
     (directory / "files" / "media").mkdir()
     (directory / "files" / "media" / "link.png").symlink_to(tmp_path / "secret.png")
     found = one_run(tmp_path / "runs")
-    assert found.images == []
-    assert len(found.notes) == 1
+    assert found["images"] == []
+    assert len(found["notes"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_an_invalid_image_is_reported(tmp_path: Path, content: bytes | None, not
     if content is not None:
         (directory / "files" / "a.png").write_bytes(content)
     found = one_run(tmp_path)
-    assert found.images == []
-    assert note in found.notes[0]
+    assert found["images"] == []
+    assert note in found["notes"][0]
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"columns": 1, "data": []}', "[" * 100_000, "\x80"])
@@ -107,4 +107,4 @@ def test_an_invalid_table_is_reported(tmp_path: Path, content: str) -> None:
     value = {"_type": "table-file", "path": "t.json"}
     directory = write_run(tmp_path, records=[header(), run(), history({"t": value, "_step": 0}), end()])
     (directory / "files" / "t.json").write_bytes(content.encode("latin-1"))
-    assert one_run(tmp_path).notes == ["1 tables that are not in W&B's format"]
+    assert one_run(tmp_path)["notes"] == ["1 tables that are not in W&B's format"]

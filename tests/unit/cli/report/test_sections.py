@@ -12,7 +12,7 @@ from record_files import definition, end, header, row, run, write_run
 from report_runs import history, one_run, png, printed, reduced_run, sample, shared_run, sweep, timed_run
 
 from dist_wandb.cli.report import build
-from dist_wandb.cli.report.page import LARGEST, Chart, Run, page_of, plotly_script
+from dist_wandb.cli.report.page import LARGEST, Part, page_of, plotly_script
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
@@ -21,61 +21,63 @@ pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own fi
 ESCAPES = "\x1b[31m<img src=x onerror=alert(1)>\x07"
 
 
-def charts(found: Run) -> dict[str, Chart]:
-    return {chart.name: chart for chart in found.charts}
+def charts(found: Part) -> dict[str, Part]:
+    return {chart["name"]: chart for chart in found["charts"]}
 
 
 def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
     reduced_run(tmp_path, ranks=4, slow=2, steps=60)
     found = one_run(tmp_path)
-    assert (found.state, found.rows, found.world, found.mode) == ("finished", 61, 4, "auto/global")
-    assert not any(writer.uploaded for writer in found.writers)
+    assert (found["state"], found["rows"], found["world"], found["mode"]) == ("finished", 61, 4, "auto/global")
+    assert not any(writer["uploaded"] for writer in found["writers"])
     loss = charts(found)["train/loss"]
-    assert loss.line is not None
-    assert loss.band is not None
-    for x, low, middle, high in zip(loss.line.x, loss.band[0].y, loss.line.y, loss.band[1].y, strict=True):
+    for x, low, middle, high in zip(
+        loss["line"]["x"], loss["band"][0]["y"], loss["line"]["y"], loss["band"][1]["y"], strict=True
+    ):
         assert low <= middle <= high, x
     assert "train/loss/min" not in charts(found)
     assert "train/loss/std" in charts(found)
-    assert [(one.name, one.ranks, one.stands_out) for one in found.slowest] == [
+    assert [(one["name"], one["ranks"], one["stands_out"]) for one in found["slowest"]] == [
         ("time/straggler_rank", [2], True),
         ("time/step", [2], False),  # by the rule for timings
         ("time/forward", [2], False),
     ]
     for pattern in ("*", "time/busy", "train/*"):  # as `show`, whatever is drawn
-        (said,) = build([tmp_path], [pattern]).runs[0].findings
+        (said,) = build([tmp_path], [pattern])["runs"][0]["findings"]
         assert said.startswith("rank 2 held the others up in 60 of 60 rows (time/straggler_rank), busy 0.0")
-    assert found.heat[0].name == "time/straggler_rank"
-    assert [chart.name for chart in found.system] == ["cpu", "gpu.gpu", "memory_percent"]
-    assert set(found.system[1].ranks) == {f"rank 0 · gpu {number}" for number in range(4)}
-    assert [image.name for image in found.images] == ["batch", "batch", "sample"]
-    assert [(image.source.partition(";")[0], image.width, image.height) for image in found.images] == [
+    assert found["heat"][0]["name"] == "time/straggler_rank"
+    assert [chart["name"] for chart in found["system"]] == ["cpu", "gpu.gpu", "memory_percent"]
+    assert set(found["system"][1]["ranks"]) == {f"rank 0 · gpu {number}" for number in range(4)}
+    assert [image["name"] for image in found["images"]] == ["batch", "batch", "sample"]
+    assert [(image["source"].partition(";")[0], image["width"], image["height"]) for image in found["images"]] == [
         ("data:image/png", 32, 32),
         ("data:image/jpeg", 24, 16),
         ("data:image/png", 32, 32),
     ]
-    assert base64.b64decode(found.images[2].source.partition(",")[2]) == png()
-    assert [table.rows[0] for table in found.tables] == [["0", "class 0", "0.5"]]
-    assert found.console[0].lines[0].startswith("step 0: loss 2.0")
-    assert found.config == {"lr": "0.1", "model.depth": "12", "model.width": "768", "seed": "7"}
+    assert base64.b64decode(found["images"][2]["source"].partition(",")[2]) == png()
+    assert [table["rows"][0] for table in found["tables"]] == [["0", "class 0", "0.5"]]
+    assert found["console"][0]["lines"][0].startswith("step 0: loss 2.0")
+    assert found["config"] == {"lr": "0.1", "model.depth": "12", "model.width": "768", "seed": "7"}
 
 
 def test_the_rank_with_the_largest_times_is_a_finding_and_no_chance(tmp_path: Path) -> None:
     for marked in (True, False):
         timed_run(tmp_path / str(marked), marked=marked)
         found = one_run(tmp_path / str(marked))
-        (data,) = [one for one in found.slowest if one.name == "time/data"]
-        assert (data.ranks, data.share, data.by_chance, data.stands_out) == ([2], 1.0, False, not marked)
+        (data,) = [one for one in found["slowest"] if one["name"] == "time/data"]
+        assert (data["ranks"], data["share"], data["by_chance"], data["stands_out"]) == ([2], 1.0, False, not marked)
         section = "time/busy" if marked else "time/data"
-        assert found.findings[0].startswith(f"rank 2 has the largest {section} in 40 of 40 rows")
-        assert [heat.kind for heat in found.heat if heat.name == "time/data"] == ["value"], "the ranks' own, once"
+        assert found["findings"][0].startswith(f"rank 2 has the largest {section} in 40 of 40 rows")
+        assert [heat["kind"] for heat in found["heat"] if heat["name"] == "time/data"] == ["value"], (
+            "the ranks' own, once"
+        )
 
 
 def test_stalls_of_all_writers_are_in_the_run_without_escape_sequences(tmp_path: Path) -> None:
     shared_run(tmp_path, ranks=2, slow=None, steps=3)
     for rank, folder in enumerate(sorted(tmp_path.rglob("files"))):
         end_stall(str(write_stall(folder, rank, f"Rank {rank} sleeps.{ESCAPES}", ["all stacks"])), 4.2)
-    found = [problem for writer in one_run(tmp_path).writers for problem in writer.problems]
+    found = [problem for writer in one_run(tmp_path)["writers"] for problem in writer["problems"]]
     assert ["Rank 0 sleeps." in one for one in found] == [True, False]
     assert all(one.startswith("stood still 20") and "went on after 4 s. " in one for one in found)
     assert not any("\x1b" in one or "all stacks" in one for one in found)
@@ -83,23 +85,22 @@ def test_stalls_of_all_writers_are_in_the_run_without_escape_sequences(tmp_path:
 
 def test_degraded_rows_are_flagged(tmp_path: Path) -> None:
     reduced_run(tmp_path, steps=140)
-    degraded = one_run(tmp_path).degraded
-    assert (degraded.rows, degraded.most, degraded.spans) == (12, 1, [(120, 131)])
+    degraded = one_run(tmp_path)["degraded"]
+    assert (degraded["rows"], degraded["most"], degraded["spans"]) == (12, 1, [(120, 131)])
 
 
 def test_files_of_a_shared_run_are_one_with_a_line_for_each_rank(tmp_path: Path) -> None:
     shared_run(tmp_path, ranks=3, slow=1, steps=30)
     found = one_run(tmp_path)
-    assert [writer.name for writer in found.writers] == ["rank 0", "rank 1", "rank 2"]
+    assert [writer["name"] for writer in found["writers"]] == ["rank 0", "rank 1", "rank 2"]
     time = charts(found)["time/step"]
-    assert list(time.ranks) == ["rank 0", "rank 1", "rank 2"]
-    assert time.band is not None
-    assert all(len(line.x) == 30 for line in time.ranks.values())
-    assert [(one.name, one.ranks, one.stands_out) for one in found.slowest] == [("time/step", [1], True)]
-    assert {heat.name for heat in found.heat} >= {"time/step", "loss", "system: cpu"}
-    assert found.differing == ["local_rank"]
-    assert found.config["local_rank"] == "rank 0: 0 · rank 1: 1 · rank 2: 2"
-    assert [console.lines for console in found.console] == [["I am rank-0"], ["I am rank-1"], ["I am rank-2"]]
+    assert list(time["ranks"]) == ["rank 0", "rank 1", "rank 2"]
+    assert all(len(line["x"]) == 30 for line in time["ranks"].values())
+    assert [(one["name"], one["ranks"], one["stands_out"]) for one in found["slowest"]] == [("time/step", [1], True)]
+    assert {heat["name"] for heat in found["heat"]} >= {"time/step", "loss", "system: cpu"}
+    assert found["differing"] == ["local_rank"]
+    assert found["config"]["local_rank"] == "rank 0: 0 · rank 1: 1 · rank 2: 2"
+    assert [console["lines"] for console in found["console"]] == [["I am rank-0"], ["I am rank-1"], ["I am rank-2"]]
 
 
 def test_runs_of_a_job_with_a_run_for_each_rank_are_one(tmp_path: Path) -> None:
@@ -110,11 +111,10 @@ def test_runs_of_a_job_with_a_run_for_each_rank_are_one(tmp_path: Path) -> None:
         record = sidecar_record(run_mode="new", run_id=f"exp-rank-{rank}", global_rank=rank, world_size=3, **role)
         (directory / "dist-wandb.json").write_text(json.dumps({**record, "group": "exp"}))
     found = one_run(tmp_path)
-    assert (found.name, found.state, len(found.writers)) == ("exp", "failed", 3)
+    assert (found["name"], found["state"], len(found["writers"])) == ("exp", "failed", 3)
     loss = charts(found)["loss"]
-    assert list(loss.ranks) == ["rank 0", "rank 1", "rank 2"]
-    assert loss.line is not None
-    assert loss.line.y == [1, 0.5, 0.333333, 0.25, 0.2]
+    assert list(loss["ranks"]) == ["rank 0", "rank 1", "rank 2"]
+    assert loss["line"]["y"] == [1, 0.5, 0.333333, 0.25, 0.2]
 
 
 def test_the_axis_of_an_exact_name_precedes_that_of_the_longest_pattern_and_a_missing_one_is_the_step(
@@ -127,23 +127,21 @@ def test_the_axis_of_an_exact_name_precedes_that_of_the_longest_pattern_and_a_mi
     rows = [history({**dict.fromkeys(names, step), "test/loss": step, "_step": 3 + step}) for step in range(2)]
     write_run(tmp_path, records=[header(), run(), *definitions, *rows, end()])
     found = charts(one_run(tmp_path))
-    assert {name: chart.axis for name, chart in found.items()} == {
+    assert {name: chart["axis"] for name, chart in found.items()} == {
         "loss": "global_step",
         "val/loss": "epoch",
         "val/acc": "seen",
         "test/loss": "_step",
     }
-    line = found["test/loss"].line
-    assert line is not None
-    assert (line.x, line.y) == ([3, 4], [0, 1])
+    line = found["test/loss"]["line"]
+    assert (line["x"], line["y"]) == ([3, 4], [0, 1])
 
 
 def test_a_corrected_row_replaces_the_earlier_one(tmp_path: Path) -> None:
     rows = [history({"loss": loss, "global_step": step}) for step, loss in ((0, 1.0), (1, 2.0), (2, 3.0), (1, 2.5))]
     write_run(tmp_path, records=[header(), run(), definition(), *rows, end()])
-    line = charts(one_run(tmp_path))["loss"].line
-    assert line is not None
-    assert (line.x, line.y) == ([0, 1, 2], [1, 2.5, 3])
+    line = charts(one_run(tmp_path))["loss"]["line"]
+    assert (line["x"], line["y"]) == ([0, 1, 2], [1, 2.5, 3])
 
 
 @pytest.mark.parametrize("pattern", ["*", "*_rank", "io/*"])
@@ -157,15 +155,15 @@ def test_a_heat_map_shows_when_a_rank_had_the_largest_value(tmp_path: Path, patt
     role = {"shared": False, "label": None, "run_mode": "auto", "world_size": 6}
     (directory / "dist-wandb.json").write_text(json.dumps(sidecar_record(**role)))
     found = one_run(tmp_path, metrics=[pattern])
-    (heat,) = found.heat
-    assert heat.ranks == [f"rank {rank}" for rank in range(6)]
-    assert len(heat.edges) == len(heat.cells[0]) + 1 <= 129
-    middle = next(place for place, edge in enumerate(heat.edges) if edge >= 500)
-    assert set(heat.cells[1][: middle - 1]) == set(heat.cells[3][middle:-1]) == {0.5}
-    assert set(heat.cells[1][middle:]) == set(heat.cells[0]) == {0.0}
-    (slowest,) = found.slowest
-    assert (slowest.who, slowest.excess) == ("ranks 1, 3", 0.5)
-    assert slowest.share == pytest.approx(1000 / 1003)
+    (heat,) = found["heat"]
+    assert heat["ranks"] == [f"rank {rank}" for rank in range(6)]
+    assert len(heat["edges"]) == len(heat["cells"][0]) + 1 <= 129
+    middle = next(place for place, edge in enumerate(heat["edges"]) if edge >= 500)
+    assert set(heat["cells"][1][: middle - 1]) == set(heat["cells"][3][middle:-1]) == {0.5}
+    assert set(heat["cells"][1][middle:]) == set(heat["cells"][0]) == {0.0}
+    (slowest,) = found["slowest"]
+    assert (slowest["who"], slowest["excess"]) == ("ranks 1, 3", 0.5)
+    assert slowest["share"] == pytest.approx(1000 / 1003)
 
 
 @pytest.mark.filterwarnings("error")
@@ -176,10 +174,9 @@ def test_huge_values_are_drawn(tmp_path: Path) -> None:
     ]
     write_run(tmp_path, records=[header(), run(), *rows, end()])
     found = charts(one_run(tmp_path))
-    line = found["loss"].line
-    assert line is not None
-    assert set(line.y) == {1.7e308, -1.7e308}
-    assert (found["x"].least, found["x"].most) == (1.7e308, 1.7e308)
+    line = found["loss"]["line"]
+    assert set(line["y"]) == {1.7e308, -1.7e308}
+    assert (found["x"]["least"], found["x"]["most"]) == (1.7e308, 1.7e308)
 
 
 def test_a_file_with_too_many_values_is_not_read(tmp_path: Path, limit: Limit) -> None:
@@ -187,16 +184,15 @@ def test_a_file_with_too_many_values_is_not_read(tmp_path: Path, limit: Limit) -
     write_run(tmp_path, records=[header(), run(), *(row(step, {"x": 1, "y": 2}) for step in range(6)), end()])
     with pytest.raises(ReadError, match=r"more than 20 values. Request fewer names"):
         build([tmp_path])
-    assert list(charts(build([tmp_path], ["loss"]).runs[0])) == ["loss"]
+    assert list(charts(build([tmp_path], ["loss"])["runs"][0])) == ["loss"]
 
 
 def test_ranks_in_names_are_lines_of_ranks(tmp_path: Path) -> None:
     items = [history({"rank-0/loss": 1.0, "rank-1/loss": 3.0, "global_step": step}) for step in range(4)]
     write_run(tmp_path, records=[header(), run(), definition(), *items, end()])
     loss = charts(one_run(tmp_path))["loss"]
-    assert set(loss.ranks) == {"rank 0", "rank 1"}
-    assert loss.line is not None
-    assert (loss.line.x, loss.line.y) == ([0, 1, 2, 3], [2, 2, 2, 2])
+    assert set(loss["ranks"]) == {"rank 0", "rank 1"}
+    assert (loss["line"]["x"], loss["line"]["y"]) == ([0, 1, 2, 3], [2, 2, 2, 2])
 
 
 def test_a_label_that_only_begins_like_the_name_of_a_rank_is_a_line_and_no_rank(tmp_path: Path) -> None:
@@ -207,8 +203,8 @@ def test_a_label_that_only_begins_like_the_name_of_a_rank_is_a_line_and_no_rank(
         role = {"run_mode": "auto", "label": label, "primary": False, "global_rank": rank, "world_size": 2}
         (directory / "dist-wandb.json").write_text(json.dumps(sidecar_record(**role)))
     found = one_run(tmp_path)
-    assert set(charts(found)["time/step"].ranks) == {"rank x", "rank "}
-    assert found.slowest == []
+    assert set(charts(found)["time/step"]["ranks"]) == {"rank x", "rank "}
+    assert found["slowest"] == []
 
 
 def test_a_resumed_run_is_one_in_the_state_of_its_last_start(tmp_path: Path) -> None:
@@ -221,13 +217,12 @@ def test_a_resumed_run_is_one_in_the_state_of_its_last_start(tmp_path: Path) -> 
         begun = run(display_name=f"start {start}")
         write_run(tmp_path, records=[header(), begun, definition(), *items, end(1 - start)], stamp=stamp)
     found = one_run(tmp_path)
-    line = charts(found)["loss"].line
-    assert line is not None
-    assert (len(found.writers), line.x) == (2, [0, 1, 2, 3, 4, 5])
-    assert (found.name, found.state, found.heat) == ("start 1", "finished", [])
-    assert found.axes["global_step"].x == [0, 1, 2, 3, 4, 5]
-    (system,) = found.system[0].ranks.values()
-    assert (system.x, system.y) == ([0, 1, 10, 11], [50, 50, 51, 51])  # minutes
+    line = charts(found)["loss"]["line"]
+    assert (len(found["writers"]), line["x"]) == (2, [0, 1, 2, 3, 4, 5])
+    assert (found["name"], found["state"], found["heat"]) == ("start 1", "finished", [])
+    assert found["axes"]["global_step"]["x"] == [0, 1, 2, 3, 4, 5]
+    (system,) = found["system"][0]["ranks"].values()
+    assert (system["x"], system["y"]) == ([0, 1, 10, 11], [50, 50, 51, 51])  # minutes
 
 
 def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
@@ -242,37 +237,37 @@ def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
     write_run(tmp_path, records=records)
     found = one_run(tmp_path)
     shown = "<img src=x onerror=alert(1)>\N{REPLACEMENT CHARACTER}"
-    assert (found.name, found.group, found.config) == (shown, shown, {shown: shown})
+    assert (found["name"], found["group"], found["config"]) == (shown, shown, {shown: shown})
     assert set(charts(found)) == {shown, "deep.a.b.c.d"}
-    assert found.console[0].lines == [shown]
-    assert found.notes == ["at least 1 metrics beyond the first 2000, or with long names (--metric GLOB picks)"]
+    assert found["console"][0]["lines"] == [shown]
+    assert found["notes"] == ["at least 1 metrics beyond the first 2000, or with long names (--metric GLOB picks)"]
 
 
 def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path) -> None:
     given = {"hf_token": "s3cret", "db": {"password": "s3cret", "port": 1}, "list": [{"api_key": "s3cret"}], "lr": 0.1}
     write_run(tmp_path, records=[header(), run(config=given), row(0, {"loss": 1.0}), end()])
     hidden = {"hf_token": "…", "db.password": "…", "db.port": "1", "list": '[{"api_key": "…"}]', "lr": "0.1"}
-    assert one_run(tmp_path).config == hidden
-    (shown,) = build([tmp_path], secrets=True).runs
-    assert {shown.config[name] for name in ("hf_token", "db.password")} == {"s3cret"}
+    assert one_run(tmp_path)["config"] == hidden
+    (shown,) = build([tmp_path], secrets=True)["runs"]
+    assert {shown["config"][name] for name in ("hf_token", "db.password")} == {"s3cret"}
 
 
 def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_path: Path) -> None:
     sweep(tmp_path, runs=1, steps=20)
     found = one_run(tmp_path)
-    assert found.facts["command"] == "train.py '--api_key=…' --max-tokens 9 --token '…' --lr=0.1"
-    assert {name: found.facts[name] for name in ("host", "GPUs", "notes")} == {
+    assert found["facts"]["command"] == "train.py '--api_key=…' --max-tokens 9 --token '…' --lr=0.1"
+    assert {name: found["facts"][name] for name in ("host", "GPUs", "notes")} == {
         "host": "node-0",
         "GPUs": "8 x NVIDIA H100",
         "notes": "a baseline",
     }
-    assert {name: line.y[:2] for name, line in found.axes.items()} == {
+    assert {name: line["y"][:2] for name, line in found["axes"].items()} == {
         "global_step": [0, 10],
         "epoch": [0, 0],
         "_timestamp": [0, 0.05],
     }
-    (shown,) = build([tmp_path], secrets=True).runs
-    assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown.facts["command"]
+    (shown,) = build([tmp_path], secrets=True)["runs"]
+    assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown["facts"]["command"]
 
 
 def test_console_output_is_shown_as_by_a_terminal_without_colors(tmp_path: Path) -> None:
@@ -290,15 +285,15 @@ def test_console_output_is_shown_as_by_a_terminal_without_colors(tmp_path: Path)
         " end": "no end",
     }
     write_run(tmp_path, records=[header(), run(), *map(printed, texts), end()])
-    assert one_run(tmp_path).console[0].lines == [line for line in texts.values() if line]
+    assert one_run(tmp_path)["console"][0]["lines"] == [line for line in texts.values() if line]
 
 
 def test_the_last_lines_are_kept_and_all_are_counted(tmp_path: Path) -> None:
     texts = ["".join(f"{number}\n" for number in range(5000)), "x" * 10**6]
     write_run(tmp_path, records=[header(), run(), *map(printed, texts), end()])
-    (console,) = one_run(tmp_path).console
-    assert (console.dropped, len(console.lines)) == (4001, 1000)
-    assert (console.lines[-2], len(console.lines[-1])) == ("4999", 500)
+    (console,) = one_run(tmp_path)["console"]
+    assert (console["dropped"], len(console["lines"])) == (4001, 1000)
+    assert (console["lines"][-2], len(console["lines"][-1])) == ("4999", 500)
 
 
 def test_the_consoles_of_many_runs_fit_into_the_page(tmp_path: Path) -> None:
@@ -308,5 +303,5 @@ def test_the_consoles_of_many_runs_fit_into_the_page(tmp_path: Path) -> None:
         write_run(tmp_path, f"r{number}", records=[header(), run(f"r{number}"), lines, end()])
     report = build([tmp_path])
     assert len(page_of(report, plotly_script())) < LARGEST
-    assert {len(one.console[0].lines) for one in report.runs} == {400}
-    assert {one.console[0].lines[-1].split()[3] for one in report.runs} == {"999"}
+    assert {len(one["console"][0]["lines"]) for one in report["runs"]} == {400}
+    assert {one["console"][0]["lines"][-1].split()[3] for one in report["runs"]} == {"999"}

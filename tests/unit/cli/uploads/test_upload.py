@@ -15,9 +15,10 @@ from record_files import content_of, new_record, row
 from strangers import give_away
 from upload_runs import CONFIRMED, ENDED, LONG_AGO, TRUSTING, log_of_attempt, of_rank, planned, recorded, rows, stored
 
+from dist_wandb.cli.uploads.contents import Terms
 from dist_wandb.cli.uploads.execution import UploadOutcome, upload
-from dist_wandb.cli.uploads.plan import Terms, UploadRun
-from dist_wandb.cli.uploads.state import FileState, Lines, Sent, remove_left_copies
+from dist_wandb.cli.uploads.plan import UploadRun
+from dist_wandb.cli.uploads.state import FileState, Sent, remove_left_copies
 from dist_wandb.errors import UploadError
 from dist_wandb.wandb_files.record_file import records_of
 
@@ -64,7 +65,7 @@ def uploaded(
 def test_a_file_is_uploaded_with_its_label_and_role(tmp_path: Path, wandb_sync: Path) -> None:
     run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1))
     outcome, received = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
-    assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
+    assert (outcome.problem, outcome.sent.history) == (None, 5)
     assert outcome.url == "https://server/team/digits/runs/exp"
     assert received["arguments"][:3] == ["-m", "wandb", "sync"]
     source = Path(received["arguments"][-1])
@@ -284,7 +285,7 @@ def test_a_damaged_record_of_an_upload_is_named_with_what_to_remove(tmp_path: Pa
     run = stored(tmp_path)
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
     record = FileState(run).directory / "state.json"
-    for damaged in ('{"before": 1}', "[1]", "[", record.read_text().replace("lines", "rows")):
+    for damaged in ('{"before": 1}', "[1]", "[", record.read_text().replace("history", "rows")):
         record.write_text(damaged)
         (reason,) = planned(run).refusals
         start = f"{record} is not in dist_wandb's format, so it is unknown what was uploaded. Remove"
@@ -298,7 +299,7 @@ def test_contents_with_the_same_run_record_have_separate_states(tmp_path: Path) 
         run.path.write_bytes(recorded("random", row=str(number)))
         log_of_attempt(run, rows(5 - number), CONFIRMED, *ENDED)
     assert [planned(run).files[0].rows_left for run in runs] == [0, 1]
-    log_of_attempt(runs[1], rows(1), CONFIRMED, *ENDED, before=Sent(Lines(4), attempts=1, ended=True))
+    log_of_attempt(runs[1], rows(1), CONFIRMED, *ENDED, before=Sent(4, attempts=1, ended=True))
     assert [planned(run).is_uploaded for run in runs] == [True, True]
     assert len(list(FileState(runs[0]).directory.glob("upload-*"))) == 1
 

@@ -16,7 +16,7 @@ from upload_runs import CONFIRMED, ENDED, log_of_attempt, of_rank, recorded, row
 from dist_wandb.cli import main, uploads
 from dist_wandb.cli.uploads.execution import UploadOutcome
 from dist_wandb.cli.uploads.plan import UploadFile
-from dist_wandb.cli.uploads.state import Lines, Sent
+from dist_wandb.cli.uploads.state import Sent
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.reading import StoredRun
 
@@ -45,7 +45,7 @@ class Sync:
         self.of.append(name)
         self.ends()
         on_progress(file.run.rows)
-        return self.outcomes.get(name, UploadOutcome(Sent(Lines(file.run.rows)), "https://server/exp", None))
+        return self.outcomes.get(name, UploadOutcome(Sent(file.run.rows), "https://server/exp", None))
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_the_owner_is_shown(tmp_path: Path, syncing: Sync) -> None:
 def test_a_failure_that_affects_all_uploads_ends_them(
     tmp_path: Path, syncing: Sync, concerns_all: bool, tried: list[str]
 ) -> None:
-    syncing.outcomes["a"] = UploadOutcome(Sent(Lines(2)), None, "no way there", concerns_all)
+    syncing.outcomes["a"] = UploadOutcome(Sent(2), None, "no way there", concerns_all)
     runs = [stored(tmp_path / name, run_id=name) for name in ("a", "b")]
     assert syncing(*runs) == 1
     assert syncing.of == tried

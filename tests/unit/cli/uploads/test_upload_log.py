@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from limits import Limit
 
-from dist_wandb.cli.uploads.state import NOTHING, Lines, Sent, read_attempt, read_log
+from dist_wandb.cli.uploads.state import Sent, read_attempt, read_log
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import debug_log
 
@@ -62,7 +62,7 @@ def test_confirmed_lines_add_up(tmp_path: Path) -> None:
         history(12, 1, events_offset=2, events_lines=1, complete=True, exit_code=0),
     )
     sent = read(tmp_path, *(entry for request in requests for entry in (request, CONFIRMED)), CLOSED)
-    assert sent == Sent(Lines(6, 3, 4), completed=True, attempts=1, ended=True)
+    assert sent == Sent(6, 3, 4, completed=True, attempts=1, ended=True)
 
 
 def test_a_console_line_that_changed_and_is_sent_again_counts_once(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_console_line_that_changed_and_is_sent_again_counts_once(tmp_path: Pat
         sending(console_offset=12, console_lines=2),
     )
     sent = read(tmp_path, *(entry for request in requests for entry in (request, CONFIRMED)))
-    assert sent.lines == Lines(console=4)
+    assert (sent.history, sent.events, sent.console) == (0, 0, 4)
 
 
 def test_an_answer_that_is_retried_is_known_while_it_is_and_at_the_end(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_an_answer_that_refuses_the_run_is_final_before_anything_was_sent(
 @pytest.mark.parametrize("cut", [0, 4], ids=["no answer", "an incomplete line"])
 def test_requests_in_flight_at_the_end_of_the_log_are_uncertain(tmp_path: Path, cut: int) -> None:
     sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), *([CONFIRMED] if cut else []), cut=cut)
-    assert sent == Sent(Lines(5), unsure=3, attempts=1)
+    assert sent == Sent(5, unsure=3, attempts=1)
 
 
 SURELY_NOT_THERE: dict[str, list[dict[str, Any]]] = {
@@ -140,14 +140,14 @@ PERHAPS_THERE: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("entries", SURELY_NOT_THERE.values(), ids=SURELY_NOT_THERE.keys())
 def test_refused_rows_may_be_sent_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), *entries, CLOSED)
-    assert (sent.lines, sent.unsure, sent.ended) == (Lines(5), 0, True)
+    assert (sent.history, sent.unsure, sent.ended) == (5, 0, True)
     assert sent.problems
 
 
 @pytest.mark.parametrize("entries", PERHAPS_THERE.values(), ids=PERHAPS_THERE.keys())
 def test_rows_that_may_have_arrived_are_reported(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), *entries)
-    assert (sent.lines, sent.unsure) == (Lines(5), 3)
+    assert (sent.history, sent.unsure) == (5, 3)
 
 
 def test_errors_of_other_requests_do_not_concern_the_rows(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_errors_of_other_requests_do_not_concern_the_rows(tmp_path: Path) -> Non
         CONFIRMED,
         CLOSED,
     )
-    assert sent == Sent(Lines(5), attempts=1, ended=True, problems=("HTTP 404 for PUT /storage/run/config.yaml",))
+    assert sent == Sent(5, attempts=1, ended=True, problems=("HTTP 404 for PUT /storage/run/config.yaml",))
 
 
 def test_a_problem_is_reported_once_and_without_the_errors_that_follow(tmp_path: Path) -> None:
@@ -171,25 +171,26 @@ def test_a_problem_is_reported_once_and_without_the_errors_that_follow(tmp_path:
         {"level": "ERROR", "msg": "runreader: init error: dial tcp: refused"},
         CLOSED,
     )
-    assert (sent.lines, sent.unsure, sent.problems) == (NOTHING, 0, ("dial tcp: refused",))
+    assert (sent.has_lines, sent.unsure, sent.problems) == (False, 0, ("dial tcp: refused",))
 
 
-FIRST = Sent(Lines(5, 1, 1), unsure=3, attempts=1)
+FIRST = Sent(5, 1, 1, unsure=3, attempts=1)
 
 
 @pytest.mark.parametrize(
     ("later", "unsure"),
     [
         (Sent(attempts=1, ended=True, problems=("HTTP 401",)), 3),
-        (Sent(Lines(events=4), attempts=1), 3),
-        (Sent(Lines(3), attempts=1, ended=True), 0),
+        (Sent(events=4, attempts=1), 3),
+        (Sent(3, attempts=1, ended=True), 0),
         (Sent(unsure=2, attempts=1), 2),
     ],
     ids=["sent nothing", "sent no rows", "sent them", "is not known to have sent them"],
 )
 def test_rows_stay_unknown_until_they_are_sent_again(later: Sent, unsure: int) -> None:
     both = FIRST.followed_by(later)
-    assert (both.unsure, both.attempts, both.lines) == (unsure, 2, FIRST.lines + later.lines)
+    assert (both.unsure, both.attempts) == (unsure, 2)
+    assert (both.history, both.events, both.console) == (5 + later.history, 1 + later.events, 1 + later.console)
     assert (both.ended, both.problems) == (later.ended, later.problems)
 
 
@@ -250,4 +251,4 @@ def test_only_the_last_log_of_an_upload_is_read_and_none_among_the_copied_files(
     (tmp_path / "wandb" / "logs").mkdir(parents=True)
     for number, text in ((1, content + content), (2, content)):
         (tmp_path / "wandb" / "logs" / f"debug-sync.{number}.log").write_text(text)
-    assert read_attempt(tmp_path).lines == Lines(5)
+    assert read_attempt(tmp_path).history == 5

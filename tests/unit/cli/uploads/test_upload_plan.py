@@ -21,18 +21,11 @@ from dist_wandb.wandb_files.reading import StoredRun
 # --- grouping and order -----------------------------------------------------------------------------------------------
 
 
-def test_the_primary_comes_last_and_ends_the_run(tmp_path: Path) -> None:
-    run = planned(*(of_rank(tmp_path, rank, world_size=3) for rank in range(3)))
-    assert order(run) == [f"rank-{rank}/offline-run-1-exp" for rank in (1, 2, 0)]
-    assert [file.finishes for file in run.files] == [False, False, True]
-    assert (run.refusals, run.notes) == ((), ())
-
-
-def test_only_the_last_file_of_a_restarted_shared_run_ends_it(tmp_path: Path) -> None:
+def test_the_primarys_files_come_last_and_the_last_one_ends_the_run(tmp_path: Path) -> None:
     run = planned(*(of_rank(tmp_path, rank, session=session) for rank in range(2) for session in (2, 1)))
     assert order(run) == [f"rank-{rank}/offline-run-{session}-exp" for rank in (1, 0) for session in (1, 2)]
     assert [file.finishes for file in run.files] == [False, False, False, True]
-    assert run.refusals == ()
+    assert (run.refusals, run.notes) == ((), ())
 
 
 def test_the_files_of_a_resumed_plain_run_are_sent_one_after_the_other(tmp_path: Path) -> None:

@@ -12,39 +12,48 @@ from typing import Any
 import pytest
 from record_files import content_of, framed, make_run, new_record, of_json, row
 
-from dist_wandb.cli.uploads.contents import Rules, copy_file, revised, violations
+from dist_wandb.cli.uploads.contents import Terms, copy_file, revised, violations
 from dist_wandb.errors import UploadError
 from dist_wandb.wandb_files.record_file import field_of, records_of
 from dist_wandb.wandb_files.small_files import Directory
 
 
 @pytest.fixture
-def rules(tmp_path: Path) -> Rules:
-    run, staging = tmp_path / "offline-run-1-exp", tmp_path / "home" / "artifacts" / "staging"
-    (run / "files").mkdir(parents=True)
-    staging.mkdir(parents=True)
+def run(tmp_path: Path) -> Directory:
+    (tmp_path / "offline-run-1-exp" / "files").mkdir(parents=True)
     (tmp_path / "secret").write_text("of the user's")
-    return Rules(Directory.at(run), staging, owners=frozenset({"me"}))
+    return Directory.at(tmp_path / "offline-run-1-exp")
 
 
-def written(rules: Rules, *records: Any) -> Path:
-    path = rules.directory.path / "run-exp.wandb"
+@pytest.fixture
+def staging(tmp_path: Path) -> Path:
+    (tmp_path / "home" / "artifacts" / "staging").mkdir(parents=True)
+    return tmp_path / "home" / "artifacts" / "staging"
+
+
+@pytest.fixture
+def terms(staging: Path) -> Terms:
+    return Terms(staging=staging, owners=frozenset({"me"}))
+
+
+def written(run: Directory, *records: Any) -> Path:
+    path = run.path / "run-exp.wandb"
     path.write_bytes(content_of(records))
     return path
 
 
-def as_uploaded(rules: Rules, path: Path) -> list[Any]:
+def as_uploaded(terms: Terms, path: Path) -> list[Any]:
     """Return the records as they are uploaded, with files copied into ``copy``."""
 
     def take(file: Path, within: Directory) -> Path:
-        copy = rules.directory.path.parent / "copy" / file.name
+        copy = path.parents[1] / "copy" / file.name
         copy.parent.mkdir(exist_ok=True)
         copy_file(file, copy, within)
         return copy
 
     found = [new_record() for _ in records_of(path)]
     for record, (message, parts) in zip(found, records_of(path), strict=True):
-        record.ParseFromString(revised(message, parts, rules, take))
+        record.ParseFromString(revised(message, parts, Directory.at(path.parent), terms, take))
     return found
 
 
@@ -98,88 +107,90 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize(("make", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
 def test_records_that_refer_outside_the_run_are_refused(
-    tmp_path: Path, rules: Rules, make: Callable[[Path], Any], reason: str
+    tmp_path: Path, run: Directory, terms: Terms, make: Callable[[Path], Any], reason: str
 ) -> None:
-    path = written(rules, make(tmp_path))
-    (found,) = violations(path, rules)
+    path = written(run, make(tmp_path))
+    (found,) = violations(path, run, terms)
     assert (reason in found, str(path) in found) == (True, True)
     with pytest.raises(UploadError) as refused:
-        as_uploaded(rules, path)
+        as_uploaded(terms, path)
     assert reason in str(refused.value)
 
 
-def test_text_that_is_not_utf_8_is_refused(rules: Rules) -> None:
-    path = written(rules, of("").SerializeToString().replace(b"digits", b"d\xffgits"))
-    (found,) = violations(path, rules)
+def test_text_that_is_not_utf_8_is_refused(run: Directory, terms: Terms) -> None:
+    path = written(run, of("").SerializeToString().replace(b"digits", b"d\xffgits"))
+    (found,) = violations(path, run, terms)
     assert "it has text that is not UTF-8: b'd\\xffgits'" in found
 
 
-def test_a_record_that_is_not_in_the_format_is_refused(rules: Rules) -> None:
-    path = rules.directory.path / "run-exp.wandb"
+def test_a_record_that_is_not_in_the_format_is_refused(run: Directory, terms: Terms) -> None:
+    path = run.path / "run-exp.wandb"
     path.write_bytes(framed([b"\x32\x02\x0a\x7f"]))  # a list of files, of which one is longer than the list
-    (found,) = violations(path, rules)
+    (found,) = violations(path, run, terms)
     assert "it has a record that is not in W&B's format" in found
 
 
-def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, rules: Rules) -> None:
-    trusting = replace(rules, trust=True)
-    found = {name: list(violations(written(rules, make(tmp_path)), trusting)) for name, (make, _) in HOSTILE.items()}
+def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, run: Directory, terms: Terms) -> None:
+    trusting = replace(terms, trust=True)
+    found = {name: list(violations(written(run, make(tmp_path)), run, trusting)) for name, (make, _) in HOSTILE.items()}
     left_over = {"a request", "a file of the run's, by dots", "a file of the run's, absolute"}
     left_over |= {name for name in HOSTILE if "id" in name.split() or "a project" in name}
     assert {name for name, reasons in found.items() if reasons} == left_over
 
 
-def test_an_unknown_kind_is_refused(rules: Rules) -> None:
-    path = rules.directory.path / "run-exp.wandb"
+def test_an_unknown_kind_is_refused(run: Directory, terms: Terms) -> None:
+    path = run.path / "run-exp.wandb"
     for kind, trusted in ((99, True), (100, False)):
         unknown = field_of(kind, b"\x0a\x01x")
         path.write_bytes(content_of([of("")]))
         ((message, _),) = records_of(path)
         with pytest.raises(UploadError, match=r"has a record of an unknown kind \(" if trusted else None):
-            revised(message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], rules, lambda *_: None)
+            revised(message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], run, terms, lambda *_: None)
         if trusted:
-            revised(message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], replace(rules, trust=True), lambda *_: None)
+            revised(
+                message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], run, replace(terms, trust=True), lambda *_: None
+            )
 
 
-def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, rules: Rules) -> None:
+def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, run: Directory, terms: Terms) -> None:
     """W&B's reader uses the later kind."""
     both = row(0).SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
     with pytest.raises(UploadError, match="neither in the run's directory"):
-        revised(both, [(2, 0, 0, 0), (8, 0, 0, 0)], rules, lambda *_: None)
+        revised(both, [(2, 0, 0, 0), (8, 0, 0, 0)], run, terms, lambda *_: None)
 
 
-def test_a_path_is_checked_although_a_number_of_the_same_field_follows(tmp_path: Path, rules: Rules) -> None:
+def test_a_path_is_checked_although_a_number_of_the_same_field_follows(
+    tmp_path: Path, run: Directory, terms: Terms, staging: Path
+) -> None:
     """W&B's reader ignores such a number, and of several paths it uses the last."""
-    entry = (
-        field_of(6, str(rules.staging / "x").encode()) + field_of(6, str(tmp_path / "secret").encode()) + b"\x30\x01"
-    )
+    entry = field_of(6, str(staging / "x").encode()) + field_of(6, str(tmp_path / "secret").encode()) + b"\x30\x01"
     with pytest.raises(UploadError, match="secret', a file that is neither in the run's directory"):
-        revised(field_of(8, field_of(12, field_of(4, entry))), [(8, 0, 0, 0)], rules, lambda *_: None)
+        revised(field_of(8, field_of(12, field_of(4, entry))), [(8, 0, 0, 0)], run, terms, lambda *_: None)
 
 
-def test_an_unnamed_owner_is_the_default_which_must_be_known(rules: Rules) -> None:
-    path = written(rules, of(""))
-    assert list(violations(path, rules)) == []
-    (reason,) = violations(path, replace(rules, default="attacker"))  # a settings file of the current directory
+def test_an_unnamed_owner_is_the_default_which_must_be_known(run: Directory, terms: Terms) -> None:
+    path = written(run, of(""))
+    assert list(violations(path, run, terms)) == []
+    (reason,) = violations(path, run, replace(terms, default="attacker"))  # a settings file of the current directory
     assert "its owner is 'attacker'" in reason
-    assert list(violations(path, replace(rules, default="me"))) == []
+    assert list(violations(path, run, replace(terms, default="me"))) == []
 
 
-def test_an_owner_named_by_the_user_replaces_all_others(rules: Rules) -> None:
-    path = written(rules, of("team"), of(""), artifact("", entity="team"), artifact(""))
-    found = as_uploaded(replace(rules, owner="me"), path)
+def test_an_owner_named_by_the_user_replaces_all_others(run: Directory, terms: Terms) -> None:
+    path = written(run, of("team"), of(""), artifact("", entity="team"), artifact(""))
+    found = as_uploaded(replace(terms, entity="me"), path)
     assert [record.run.entity for record in found[:2]] == ["me", "me"]
     assert [record.artifact.entity for record in found[2:]] == ["me", ""]
 
 
-def test_files_of_artifacts_are_uploaded_from_the_copy(rules: Rules) -> None:
-    (rules.staging / "tmp1").write_bytes(b"model")
-    (rules.directory.path / "files" / "x").write_bytes(b"anything")
-    honest = artifact(rules.staging / "tmp1", b"model"), artifact(rules.directory.path / "files" / "x", b"else")
-    path = written(rules, *honest)
-    assert list(violations(path, rules)) == []
-    found = as_uploaded(rules, path)
-    copy = rules.directory.path.parent / "copy"
+def test_files_of_artifacts_are_uploaded_from_the_copy(run: Directory, terms: Terms, staging: Path) -> None:
+    (staging / "tmp1").write_bytes(b"model")
+    (run.path / "files" / "x").write_bytes(b"anything")
+    honest = artifact(staging / "tmp1", b"model"), artifact(run.path / "files" / "x", b"else")
+    path = written(run, *honest)
+    assert list(violations(path, run, terms)) == []
+    found = as_uploaded(terms, path)
+    copy = run.path.parent / "copy"
     paths = [record.artifact.manifest.contents[0].local_path for record in found]
     assert paths == [str(copy / "tmp1"), str(copy / "x")]
     for before, after in zip(honest, found, strict=True):
@@ -187,18 +198,18 @@ def test_files_of_artifacts_are_uploaded_from_the_copy(rules: Rules) -> None:
         assert before == after
 
 
-def test_staged_files_of_other_artifacts_are_not_uploaded(rules: Rules) -> None:
+def test_staged_files_of_other_artifacts_are_not_uploaded(run: Directory, terms: Terms, staging: Path) -> None:
     """A stranger may know the name of such a file, but the record must contain the digest of its content."""
-    (rules.staging / "tmp1").write_bytes(b"a model of the user's that is not published")
-    path = written(rules, artifact(rules.staging / "tmp1", b"a guess"))
+    (staging / "tmp1").write_bytes(b"a model of the user's that is not published")
+    path = written(run, artifact(staging / "tmp1", b"a guess"))
     with pytest.raises(UploadError, match="the content of that file differs from the artifact's"):
-        as_uploaded(rules, path)
+        as_uploaded(terms, path)
     with pytest.raises(UploadError, match=r"which cannot be read \(.*If the run is your own"):
-        as_uploaded(rules, written(rules, artifact(rules.staging / "gone")))
+        as_uploaded(terms, written(run, artifact(staging / "gone")))
 
 
 def test_harmless_records_are_not_changed(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    rules = Rules(Directory.at(path.parent), tmp_path)
-    assert list(violations(path, rules)) == []
-    assert all(revised(message, parts, rules, lambda *_: None) == message for message, parts in records_of(path))
+    run, terms = Directory.at(path.parent), Terms(staging=tmp_path)
+    assert list(violations(path, run, terms)) == []
+    assert all(revised(message, parts, run, terms, lambda *_: None) == message for message, parts in records_of(path))
