@@ -357,7 +357,8 @@ class DistWandbLogger(StockLogger):
         error = sys.exc_info()[0]  # `SystemExit` has a code of its own; Lightning's for SIGTERM is derived from it
         session.fail(1 if status == "failed" and error is not SystemExit else None)
         if status == "success":
-            session.flush(together=True)  # on all ranks, so that users can read the values afterwards
+            # On all ranks, so that users can read the values afterwards. As in wandb, an open row stays open.
+            session.flush(together=True, commit=False)
         # After Ctrl-C, Lightning kills the ranks that it has started, and soon this one if it still waits for them.
         if self._holder.launch.is_child or (error is KeyboardInterrupt and session.topology.world_size > 1):
             self._holder.leave(None if status == "success" else 1)

@@ -163,6 +163,24 @@ def test_rows_in_the_run_of_a_session_of_the_script_lie_on_its_axis_too(
     assert [row["global_step"] for row in rows if "direct" in row] in ([3], [5])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_open_row_is_continued_in_the_next_stage(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, ranks: int
+) -> None:
+    """As with the stock logger: W&B's `watch` leaves rows open."""
+    if ranks > 1:
+        as_rank(monkeypatch, 0)
+    logger = DistWandbLogger(id="exp", offline=True, **SHORT)
+    experiment: Any = logger.experiment
+    live(fake_wandb.runs[0])
+    experiment.log({"open": 1.0}, commit=False)
+    logger.finalize("success")
+    logger.log_metrics({"loss": 0.5}, 5)
+    for session in registry.open_sessions():
+        session.finish()
+    assert [{*row} - {"dist_wandb/degraded"} for row in fake_wandb.runs[0].rows] == [{"open", "loss", STEP}]
+
+
 def test_a_process_of_ddp_spawn_knows_the_axis_of_the_scripts_session(fake_wandb: FakeWandb) -> None:
     """There, the session of the script is not open."""
     with dist_wandb.init(id="exp", mode="offline", **SHORT):
