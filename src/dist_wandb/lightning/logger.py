@@ -19,6 +19,7 @@ from dist_wandb.lightning.name_spaces import StockLogger, is_a
 from dist_wandb.lightning.session_holder import INTEGRATION, NullExperiment, SessionHolder
 from dist_wandb.lightning.trainers import epoch_reductions, epoch_weights, measure, remember, trainer_of
 from dist_wandb.payloads.gathers import gathered, gathered_table
+from dist_wandb.payloads.scalars import check_row
 from dist_wandb.runs import requested
 from dist_wandb.session.registry import process_end, repr_with
 from dist_wandb.session.sections import check_timings
@@ -197,6 +198,7 @@ class DistWandbLogger(StockLogger):
         session = self._open()
         if session is None:
             return
+        check_row(metrics, session.topology.global_rank)
         self._holder.announce()
         if self._module is None and session.topology.world_size > 1:
             process_end.catch_sigterm()  # Fabric does not; the Trainer has done so by now, to save a checkpoint
