@@ -21,7 +21,7 @@ from dist_wandb.lightning.trainers import epoch_reductions, epoch_weights, measu
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.payloads.scalars import check_row
 from dist_wandb.runs import requested
-from dist_wandb.session.registry import process_end, repr_with
+from dist_wandb.session.registry import open_sessions, process_end, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
@@ -211,6 +211,10 @@ class DistWandbLogger(StockLogger):
             if not row.keys() <= session.reductions.known.keys():
                 session.reductions.defaults.update(name_spaces.prefixed(self, epoch_reductions(module, metrics)))
         session.log(row, step, commit=True, weight=weights or None)
+        if step is not None and session.run:
+            for other in open_sessions():
+                if other is not session and other.run is session.run:
+                    other.follow(step)  # what the script logs there next without a step lies after this row, too
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Remember the Trainer's module; called by the Trainer on every rank. Logs no graph."""

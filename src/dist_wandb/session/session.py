@@ -234,6 +234,10 @@ class Session(AsRun):
         else:
             self._intake.put(data, step, weight, commit)
 
+    def follow(self, step: int) -> None:
+        """Continue at a step that another session of this process has given in the same run."""
+        self._intake.follow(step)
+
     def timed(self, name: str, *, waits: bool = False) -> Section:
         """Measure a section of the script, in a ``with`` block or as a decorator of a function.
 

@@ -159,9 +159,10 @@ def test_rows_in_the_run_of_a_session_of_the_script_lie_on_its_axis_too(
         logger.log_metrics({"loss": 0.5}, 5)
         for session in registry.open_sessions()[1:]:
             session.flush()
+        run.log({"after": 2.0})
         run.log({"own": 2.0}, step=9)
     rows = fake_wandb.runs[0].rows
-    assert [row["global_step"] for row in rows for name in ("loss", "own") if name in row] == [3, 5, 9]
+    assert [row["global_step"] for row in rows for name in ("loss", "after", "own") if name in row] == [3, 5, 5, 9]
     assert [row["global_step"] for row in rows if "direct" in row] in ([3], [5])
 
 
