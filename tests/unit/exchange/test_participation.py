@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -39,7 +39,7 @@ class Second:
             global_ranks={}, gone={}, are_gone=lambda _: False, absent=lambda _: set(), ended=lambda *_: set()
         )
         self.membership: Any = SimpleNamespace(presence=self.presence)
-        self.participation.membership = self.membership
+        self.participation.membership = cast("Any", self.membership)
         self.participation.enter(Generation(0, (0, 1)))
 
 
@@ -51,8 +51,8 @@ def test_all_members_do_the_work_that_remained_on_one_of_them(is_first: bool) ->
     def tally(mine: bytes) -> dict[bytes, tuple[int, ...]]:
         row = Row(("loss",), (0,), 0, 0, lanes_of([number_of(1.0)]), {}, (1,))
         other = json.dumps({**json.loads(mine), "due": [encoded(row)]}).encode()
-        found = {other: (0,), mine: (1,)}
-        return found if is_first else dict(reversed(found.items()))
+        found: list[tuple[bytes, tuple[int, ...]]] = [(other, (0,)), (mine, (1,))]
+        return dict(found if is_first else reversed(found))
 
     def reduce(sums: Sequence[float], maxima: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
         reduced.append(sums)
