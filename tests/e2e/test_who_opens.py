@@ -58,6 +58,11 @@ def end_slowly(directory: str, mode: Any, slow: str, *logged: str) -> None:
         wandb.Run.finish = finish_slowly  # type: ignore[method-assign]
     for number, is_logged in enumerate(map(int, logged)):
         options: Any = {"run_mode": mode, "reduce": "mean", "dir": directory, "mode": "offline"}
+        if mode == "logger":
+            logger = dist_wandb.DistWandbLogger(id=f"exp-{number}", project="tests", **{**options, "run_mode": "auto"})
+            logger.log_metrics({"loss": float(rank)}, step=0)
+            dist_wandb.finish()
+            continue
         with dist_wandb.init("tests", id=f"exp-{number}", **options) as run:
             if is_logged:
                 run.log({"loss": float(rank)}, step=0)
@@ -287,6 +292,7 @@ SLOW = {  # run mode, the rank whose first run ends slowly, and in which session
     "the session before": ("auto", 0, "11"),
     "an earlier session": ("auto", 0, "101"),
     "a run per rank": ("new", 1, "11"),
+    "the logger before": ("logger", 0, "11"),
 }
 
 

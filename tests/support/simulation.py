@@ -529,9 +529,9 @@ def simulated(world: World) -> Iterator[None]:
     """Run the product's code in a world; process-wide registrations are skipped."""
 
     class Flush(_Event):
-        def __init__(self, *, together: bool = False) -> None:
+        def __init__(self, *, together: bool = False, commit: bool = True) -> None:
             super().__init__(world)
-            self.together = together
+            self.together, self.commit = together, commit
 
     def call(_: Any, function: Callable[[], Any]) -> Any:
         world.use_store()

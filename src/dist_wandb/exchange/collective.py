@@ -87,8 +87,8 @@ class CollectiveExchange(Exchange):
         if self.lifecycle.phase is not _BROKEN:
             self.turns.put(contribution)
 
-    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        return super().flush(timeout, together=together) and not self.participation.keeps_rows
+    def flush(self, timeout: float | None = None, *, together: bool = False, commit: bool = True) -> bool:
+        return super().flush(timeout, together=together, commit=commit) and not self.participation.keeps_rows
 
     def pass_on(self, successor: Exchange) -> None:
         super().pass_on(successor)

@@ -126,8 +126,7 @@ class DirectExchange(Exchange):
         if flush is None:
             self._awake.put(None)
         elif self._is_free or not self._rows.writer.has_run:
-            self._write(_END_OF_ROW)
-            flush.set()
+            self._answer(flush)
         else:
             self._hand_over(flush)
 
@@ -180,9 +179,8 @@ class DirectExchange(Exchange):
                     self._written_at = time.monotonic()
                     item = self._waiting[0]
                     if isinstance(item, Flush):
-                        self._write(_END_OF_ROW)
+                        self._answer(item)
                         self._waiting.popleft()
-                        item.set()
                         continue
                     while not (is_copied := item.is_copied()) and not lifecycle.is_stopped:  # waits for the devices
                         time.sleep(DEVICE_POLL_INTERVAL)
@@ -194,6 +192,11 @@ class DirectExchange(Exchange):
                 self._write(_END_OF_ROW)
         finally:
             lifecycle.end()
+
+    def _answer(self, flush: Flush) -> None:
+        if flush.commit:
+            self._write(_END_OF_ROW)
+        flush.set()
 
     def _write(self, contribution: Contribution) -> None:
         """Write a row, or end the one that is left open. Never raises."""

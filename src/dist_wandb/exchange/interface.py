@@ -103,11 +103,14 @@ class Lifecycle:
 
 
 class Flush(threading.Event):
-    """A pending flush request, of all ranks `together` or not; set when everything put before it is written."""
+    """A pending flush request, of all ranks `together` or not; set when everything put before it is written.
 
-    def __init__(self, *, together: bool = False) -> None:
+    It ends the open row (`commit`), or leaves it open.
+    """
+
+    def __init__(self, *, together: bool = False, commit: bool = True) -> None:
         super().__init__()
-        self.together = together
+        self.together, self.commit = together, commit
 
 
 class Exchange(ABC):
@@ -130,13 +133,13 @@ class Exchange(ABC):
     def put(self, contribution: Contribution) -> None:
         """Add a contribution, without waiting for other ranks."""
 
-    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
+    def flush(self, timeout: float | None = None, *, together: bool = False, commit: bool = True) -> bool:
         """Wait until everything that was put is finished, and written if this rank writes it; return whether it is.
 
         The timeout is in seconds, by default `finish_timeout`. If all ranks flush here (`together`), the flush ends
-        once everything that any of them put is finished.
+        once everything that any of them put is finished. The open row ends (`commit`), or stays open.
         """
-        lifecycle, flush = self.lifecycle, Flush(together=together)
+        lifecycle, flush = self.lifecycle, Flush(together=together, commit=commit)
         if self._is_foreign or lifecycle.ended.is_set():
             flush.set()
         else:
@@ -146,7 +149,7 @@ class Exchange(ABC):
             if lifecycle.ended.is_set() or time.monotonic() >= deadline:
                 break
         if lifecycle.successor is not None:
-            return lifecycle.successor.flush(timeout, together=together)
+            return lifecycle.successor.flush(timeout, together=together, commit=commit)
         return flush.is_set() and lifecycle.has_kept_all
 
     @abstractmethod

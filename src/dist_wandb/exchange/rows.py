@@ -145,10 +145,14 @@ class _Axes:
         self._needed: set[str | None] = set()  # the axes of its metrics
         self._last: dict[str, Any] = {}  # by name of the axis
 
+    def continues(self, contribution: Contribution) -> bool:
+        """Return whether a call belongs to the open row, if there is one."""
+        return contribution.is_value or (contribution.step, contribution.x) == self.place
+
     def take(self, contribution: Contribution) -> dict[str, Any]:
         """Return the x axes of the row that a call continues, so far: else W&B fills in the last ones."""
         place, metrics = (contribution.step, contribution.x), contribution.metrics
-        if place != self.place:
+        if not self.continues(contribution):
             self.of_row, self.has_values = {}, False
         axes, names = self.of_row, [*filter(None, (*self._rows.definitions().axes, self._rows.writer.step_metric))]
         if not metrics.keys().isdisjoint(names):
@@ -245,7 +249,7 @@ class Rows:
         side.interleaved = side.interleaved or not contribution.in_order
         metrics, step, commit, weight, x, _, before, is_value = contribution
         own_axes = self.definitions().axes
-        if own_axes and (step, x) != self._axes.place:
+        if own_axes and not self._axes.continues(contribution):
             self._axes.end(outbox)
         continues, axes = self._is_open, self._axes.take(contribution)
         is_end = step is None if commit is None else commit

@@ -273,7 +273,7 @@ class Turns:
                 rounds.intent = Intent.FAILING if lifecycle.has_failed else Intent.CLOSING
             elif self.flushes:
                 rounds.intent = Intent.PAUSING
-            if rounds.intent is not Intent.OPEN:
+            if lifecycle.is_closing or any(flush.commit for flush in self.flushes):
                 self._context.rows.end_row(rounds.outbox)
         if self.backlog > limits.max_pending_rows:
             self._context.warn(
@@ -300,5 +300,6 @@ class Turns:
             self._settled_since = now
         has_waited = now - self._settled_since > _FLUSH_HEARTBEATS * heartbeat
         if outcome.paused or has_waited or not (rounds.table.open or outcome.more):
-            self._context.rows.writing.end_row()
+            if any(flush.commit for flush in self.flushes):
+                self._context.rows.writing.end_row()
             self.answer([flush for flush in self.flushes if outcome.paused or not flush.together])

@@ -84,7 +84,7 @@ def unended(job_store: JobStore) -> list[JobStore]:
     # one is first.
     of_integration, number = place_of(job_store)
     ended = [one for one in numbers_in(of_integration.try_get(_OVER) or ()) if one < number]
-    numbers = reversed(range(max(ended, default=0) + 1, number))
+    numbers = reversed(range(max(ended, default=-1) + 1, number))  # loggers are counted from 0
     return [_keys_at(job_store, f"{of_integration.namespace}/{one}") for one in numbers]
 
 

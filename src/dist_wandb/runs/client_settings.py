@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from dist_wandb.errors import ConfigurationError, ReadError
@@ -58,6 +58,21 @@ def client_settings() -> wandb.Settings:
         return wandb.setup().settings  # read once by W&B, outside of any run
     except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
         raise ConfigurationError(without_values(error)) from None
+
+
+def settings_here(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return W&B's settings in this process, by name, with given values, without starting W&B's own process."""
+    import wandb
+
+    servers = [*users_values("base_url").values(), *workspace_values("base_url").values()]
+    with suppress(Exception):  # `wandb.init`, on the rank with the run, reports what is wrong
+        settings: Any = wandb.Settings()
+        settings.update_from_dict({"base_url": servers[-1] if servers else None})
+        settings.update_from_env_vars(dict(os.environ))
+        settings.update_from_system_environment()
+        settings.update_from_dict(dict(values))
+        return dict(settings.model_dump())
+    return {}
 
 
 def check_workspace() -> None:

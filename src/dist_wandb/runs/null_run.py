@@ -108,8 +108,8 @@ class NullRun(LikeRun, StandIn):
     It has the metadata of the run that receives this rank's numbers, as published by the primary of that run: `id`,
     `name`, `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` and
     `sync_dir` (on the primary's node), `start_time`, `sweep_id`, `sweep_url`, `offline`, `disabled`, `resumed`,
-    `starting_step` and `config`; what of it `settings` has, too. The first read waits for the primary to open its
-    run, up to `join_timeout`; later changes by the primary appear within a heartbeat.
+    `starting_step` and `config`; `settings` has these, and others as they are in this process. The first read waits
+    for the primary to open its run, up to `join_timeout`; later changes by the primary appear within a heartbeat.
 
     Args:
         id: Id of the run that receives this rank's numbers, if known.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from dist_wandb.runs import requested
-from dist_wandb.runs.client_settings import without_password
+from dist_wandb.runs.client_settings import settings_here, without_password
 from dist_wandb.settings.config_values import encoded, filled, given_values, publishable, without_secrets
 from dist_wandb.settings.plan import RunPlan
 
@@ -29,6 +29,7 @@ METADATA = _ADDRESSES | frozenset(
 SUMMARY = "summary"  # published with these: what a resumed run had in it
 _OF_RUN = frozenset({"id", "name", "group", "job_type", "notes", "tags", "url"})  # "run_id" and so on in settings
 _SETTINGS = _OF_RUN | {"project", "entity", "project_url", "resumed", "sweep_id"}
+_COMPUTED = frozenset({"run_url", "project_url", "files_dir", "sync_dir", "wandb_dir", "_offline"})  # by wandb
 _ARTIFACT = "artifactVersion"  # the type of a dict in a config that W&B replaces by an artifact
 _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode", "resume", "config")
 
@@ -107,15 +108,23 @@ def metadata_of(run: AnyRun) -> dict[str, Any]:
 
 
 def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    known = metadata.keys()
-    found = {f"run_{name}" if name in _OF_RUN else name: metadata[name] for name in known & _SETTINGS}
+    """Return the settings of a run as far as its metadata has them, and with them what this process would use."""
+    found = {f"run_{name}" if name in _OF_RUN else name: metadata[name] for name in metadata.keys() & _SETTINGS}
     if metadata.get("dir"):
-        files = Path(metadata["dir"])
-        found.update(files_dir=str(files), sync_dir=str(files.parent), wandb_dir=str(files.parents[1]))
-    if "offline" in known:
+        path = Path(metadata["dir"])
+        for name in ("files_dir", "sync_dir", "wandb_dir", "root_dir"):
+            found[name], path = str(path), path.parent
+    if "offline" in metadata:
         found["_offline"] = metadata["offline"]
         found["mode"] = "disabled" if metadata.get("disabled") else "offline" if metadata["offline"] else "online"
-    return found
+    given = {name: value for name, value in found.items() if name not in _COMPUTED}
+    here = settings_here({**given, "x_start_time": metadata.get("start_time")})
+    if "sync_dir" in found:  # the start that W&B has in its name may be another second
+        here = {
+            name: one.replace(here["sync_dir"], found["sync_dir"]) if isinstance(one, str) else one
+            for name, one in here.items()
+        }
+    return {**here, **{name: value for name, value in found.items() if value is not None or name not in _COMPUTED}}
 
 
 def as_requested(arguments: Mapping[str, Any], run_id: str | None, *, is_offline: bool) -> dict[str, Any]:

@@ -124,6 +124,11 @@ class Intake:
                 if not self.is_open:
                     self._refuses()  # a signal handler may have finished the session before the row was passed on
 
+    def follow(self, step: int) -> None:
+        """Let the next row lie at this step, if it has none."""
+        with self.accepting:
+            self._position = Position(step)
+
     def watch(self, values: Mapping[str, Any]) -> None:
         """Accept what W&B's `watch` has measured. As in wandb, it belongs to the open row, else to the next call."""
         with self.accepting:

@@ -179,7 +179,8 @@ class JobLink:
             """Whether the coordinator is in the session before this one, or in an earlier one that has ended here."""
             open_here = {link.store.namespace for link in enclosing if link.store is not None}
             unended = leftovers.unended(store)
-            formers = unended[:1] + [keys for keys in unended[1:] if keys.namespace not in open_here]
+            checked = int(self.is_counted)  # the sessions of loggers may be open side by side
+            formers = unended[:checked] + [keys for keys in unended[checked:] if keys.namespace not in open_here]
             return any(map(job_description.is_published, formers))
 
         def is_opening() -> bool:
@@ -195,7 +196,7 @@ class JobLink:
             if opening_key(self.plan) not in found or "error" in found.get(key, ()):
                 if now < latest_outside and (
                     any(ask(link.store, partial(is_begun, link), link.store is not None) for link in (self, *enclosing))
-                    or (self.is_counted and ask(self.store, follows, True))
+                    or ask(self.store, follows, True)
                 ):
                     outside = now + generations.APART
                 return now < outside

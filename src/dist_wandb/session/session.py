@@ -234,6 +234,10 @@ class Session(AsRun):
         else:
             self._intake.put(data, step, weight, commit)
 
+    def follow(self, step: int) -> None:
+        """Continue at a step that another session of this process has given in the same run."""
+        self._intake.follow(step)
+
     def timed(self, name: str, *, waits: bool = False) -> Section:
         """Measure a section of the script, in a ``with`` block or as a decorator of a function.
 
@@ -261,13 +265,14 @@ class Session(AsRun):
         """
         return self._intake.sections.timed(name, self.topology.global_rank, waits=waits)
 
-    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
+    def flush(self, timeout: float | None = None, *, together: bool = False, commit: bool = True) -> bool:
         """Wait until everything logged so far has been passed to W&B.
 
         Args:
             timeout: How long to wait, in seconds; `None` for `finish_timeout`.
             together: Whether all ranks call `flush` at this point of the script. It then returns when all have called
                 it, and values that only other ranks logged are passed on as well.
+            commit: Whether this ends a row that ``log(..., commit=False)`` left open; if not, it is not waited for.
 
         Returns:
             Whether everything that this rank logged has been passed on, including its part in rows of several ranks.
@@ -275,7 +280,7 @@ class Session(AsRun):
         if self._relay.is_fork:
             return self._relay.remote.flush(timeout)
         self._config_sync.catch_up()
-        return self._exchange.flush(timeout, together=together)
+        return self._exchange.flush(timeout, together=together, commit=commit)
 
     def finish(self, exit_code: int | None = None, *, others_go_on: bool = False) -> None:
         """End this rank's part and, on a rank with a run, the run. Further calls have no effect.

@@ -149,6 +149,18 @@ def test_the_row_that_is_left_open_is_written(make: Callable[..., Own], at_once:
     assert own.run.rows[1]["accuracy"] == 1.0
 
 
+@pytest.mark.parametrize("at_once", [True, False], ids=["here", "thread"])
+def test_a_flush_may_leave_the_row_open(make: Callable[..., Own], at_once: bool) -> None:
+    own = make(at_once=at_once)
+    own.log(1, commit=True)
+    own.log(2, commit=False)
+    assert own.exchange.flush(commit=False)
+    assert own.steps == [1]
+    own.log(2, commit=True, accuracy=1.0)
+    assert own.exchange.flush()
+    assert own.steps == [1, 2]
+
+
 def test_an_open_row_that_wandb_refuses_does_not_fail_the_end(
     make: Callable[..., Own], caplog: pytest.LogCaptureFixture
 ) -> None:

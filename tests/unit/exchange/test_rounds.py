@@ -422,6 +422,14 @@ def test_rows_of_new_names_that_waited_when_a_rank_was_lost_are_flagged(number: 
     assert [(row.step, row.missing) for row in unit.rows[1:]] == [*((step, 1) for step in range(number)), (number, 0)]
 
 
+def test_a_rank_that_is_lost_before_it_gave_anything_is_missing_in_each_row() -> None:
+    unit = Unit(3)
+    unit.die(2)
+    for step in range(3):
+        unit.write_on_all({"loss": 1.0}, step)
+    assert [row.missing for row in unit.rows] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("ranks", [(0, 1), (0,)])
 def test_rows_of_very_many_names_take_time_in_proportion(ranks: Sequence[int]) -> None:
     """Such as the norms of all layers: ranks are a second apart, or one rank logs them alone."""

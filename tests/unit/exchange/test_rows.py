@@ -376,17 +376,20 @@ def test_unused_patterns_are_kept_in_order() -> None:
     assert list(unit.ranks[0].reductions.unused) == ["a", "l*", "b"]
 
 
-def test_a_position_that_is_logged_as_a_value_continues_the_open_row() -> None:
+@pytest.mark.parametrize("axes", [(), ("epoch",)], ids=["x", "own axis"])
+def test_a_position_that_is_logged_as_a_value_continues_the_open_row(axes: Sequence[str]) -> None:
     """``log({"text": ...}, commit=False)``, then ``log({"loss": ..., "global_step": 10})``: one row, as with wandb."""
-    unit = Unit()
+    unit = Unit(axes=axes, on_axis=("mine",) if axes else ())
     for step in (10, 20):
         for rank in range(2):
-            calls = ({"text": "a", "mine": 1.0}, None, False), ({"loss": float(rank)}, step, True)
+            own = {axis: float(step) for axis in axes}
+            calls = ({"text": "a", "mine": 1.0}, None, False), ({"loss": float(rank), **own}, step, True)
             for metrics, at, commit in calls:
                 x = -1 if step == 10 else 10
                 made = Contribution(metrics, at, commit, None, at or x, is_value=at is not None)
                 unit.ranks[rank].post(made, unit.rounds[rank], unit.protocol.now)
-    assert unit.close() == [{"text": "a", "mine": 1.0, "loss": 0.5, "global_step": step} for step in (10, 20)]
+    row = {"text": "a", "mine": 1.0, "loss": 0.5}
+    assert unit.close() == [{**row, **dict.fromkeys(axes, step), "global_step": step} for step in (10, 20)]
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from argparse import Namespace
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -21,6 +22,7 @@ from lightning_trainers import as_rank
 
 import dist_wandb
 from dist_wandb import DistWandbLogger
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.topology import Topology
 from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.launching import LaunchState
@@ -157,10 +159,42 @@ def test_rows_in_the_run_of_a_session_of_the_script_lie_on_its_axis_too(
         logger.log_metrics({"loss": 0.5}, 5)
         for session in registry.open_sessions()[1:]:
             session.flush()
+        run.log({"after": 2.0})
         run.log({"own": 2.0}, step=9)
     rows = fake_wandb.runs[0].rows
-    assert [row["global_step"] for row in rows for name in ("loss", "own") if name in row] == [3, 5, 9]
+    assert [row["global_step"] for row in rows for name in ("loss", "after", "own") if name in row] == [3, 5, 5, 9]
     assert [row["global_step"] for row in rows if "direct" in row] in ([3], [5])
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("row", [Namespace(loss=1.0), [("loss", 1.0)], None], ids=["namespace", "pairs", "none"])
+def test_what_is_no_mapping_is_refused(monkeypatch: pytest.MonkeyPatch, ranks: int, row: Any) -> None:
+    if ranks > 1:
+        as_rank(monkeypatch, 0)
+    logger = DistWandbLogger(id="exp", offline=True, **SHORT)
+    for step in (None, 1):
+        with pytest.raises(ConfigurationError, match="on rank 0, but it takes a mapping"):
+            logger.log_metrics(row, step)
+    registry.open_sessions()[0].finish()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_open_row_is_continued_in_the_next_stage(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, ranks: int
+) -> None:
+    """As with the stock logger: W&B's `watch` leaves rows open."""
+    if ranks > 1:
+        as_rank(monkeypatch, 0)
+    logger = DistWandbLogger(id="exp", offline=True, **SHORT)
+    experiment: Any = logger.experiment
+    live(fake_wandb.runs[0])
+    experiment.log({"open": 1.0}, commit=False)
+    logger.finalize("success")
+    logger.log_metrics({"loss": 0.5}, 5)
+    for session in registry.open_sessions():
+        session.finish()
+    assert [{*row} - {"dist_wandb/degraded"} for row in fake_wandb.runs[0].rows] == [{"open", "loss", STEP}]
 
 
 def test_a_process_of_ddp_spawn_knows_the_axis_of_the_scripts_session(fake_wandb: FakeWandb) -> None:

@@ -128,10 +128,12 @@ def test_what_a_rank_sets_of_a_null_run_is_read_until_the_primary_may_have_chang
     assert late.name == "dawn"
 
 
-def test_the_settings_of_a_null_run_are_those_of_the_run_as_far_as_its_metadata_has_them() -> None:
+def test_the_settings_of_a_null_run_are_those_of_the_run_as_far_as_its_metadata_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Scripts copy files to, or join paths with, what they read: with a stand-in this is a TypeError."""
     run: Any = NullRun()
-    assert not run.settings.mode  # nothing is known
+    assert run.settings.mode == "online"  # as it would be without an argument
     published = {"name": "night", "project": "p", "entity": "", "offline": True, "disabled": False}
     run.show_metadata(lambda: {**published, "dir": "/d/wandb/offline-run-1-exp/files"}, "exp")
     found = run.settings
@@ -143,7 +145,14 @@ def test_the_settings_of_a_null_run_are_those_of_the_run_as_far_as_its_metadata_
     )
     assert (found.wandb_dir, found.sync_dir) == ("/d/wandb", "/d/wandb/offline-run-1-exp")
     assert found.files_dir == "/d/wandb/offline-run-1-exp/files"
-    assert not found.console  # is not published
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example")
+    assert (run.settings.root_dir, run.settings.base_url) == ("/d", "https://wandb.example")  # of this process
+    assert run.settings.log_user == "/d/wandb/offline-run-1-exp/logs/debug.log"
+    assert run.settings.program
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "never")  # wandb refuses it
+    assert run.settings.sync_dir == "/d/wandb/offline-run-1-exp"
+    assert not run.settings.console
+    monkeypatch.delenv("WANDB_FINISH_TIMEOUT")
     older_names = attrgetter("_settings.mode", "_settings._offline")
     assert older_names(run) == ("offline", True)
     published["offline"] = False

@@ -41,6 +41,13 @@ def test_torch_compile_does_not_warn_of_code_that_logs(fake_wandb: FakeWandb, re
     assert [str(each.message) for each in recwarn if "Dynamo" in str(each.message)] == []
 
 
+@pytest.mark.usefixtures("fake_wandb")
+def test_the_step_of_a_row_counts_rather_than_a_value_of_the_axis_in_it() -> None:
+    session = dist_wandb.init()
+    session.log({"loss": 1.0, "global_step": 5}, step=7)
+    assert session.step == 7
+
+
 @pytest.mark.parametrize("rows", [[{"d": {"x": 1}}, {"d.x": 2}, {"d.x": 3}], [{"d.x": 1, "d": {"x": 3}}]])
 def test_a_name_that_is_logged_nested_too_is_one_metric_and_reported_once(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, rows: list[dict[str, Any]]

@@ -176,6 +176,19 @@ def test_a_step_among_the_metrics_determines_the_row(job: Job, fake_wandb: FakeW
     assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 40}]
 
 
+def test_a_flush_may_leave_the_row_open(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+    for session in sessions:
+        session.log({"loss": 1.0})
+        session.log({"open": 2.0}, commit=False)
+    assert all(on_ranks(2, lambda rank: sessions[rank].flush(together=True, commit=False)))
+    assert [{*row} for row in fake_wandb.runs[0].rows] == [{"loss", "global_step"}]
+    for session in sessions:
+        session.log({"last": 3.0})
+    assert all_flushed(sessions)
+    assert [{*row} for row in fake_wandb.runs[0].rows][1:] == [{"open", "last", "global_step"}]
+
+
 @pytest.mark.usefixtures("store")
 def test_rank_0_alone_writes_its_own_numbers_and_warns(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
     with open_rank(0, limits={"join_timeout": 0.1, "finish_timeout": 20.0}) as session:

@@ -60,7 +60,7 @@ class Contributors:
         self.failed: Ranks = NOBODY  # those that have failed, and stay until their rows are written
         # Those that should take part, but do not: up to which round calls are taken that waited when they were lost.
         self.lost: dict[int, int] = {}
-        self.silent: dict[int, int] = {}  # those that were given up and have given nothing since: since which round
+        self.silent: Ranks = NOBODY  # those that were given up, and have given nothing since
         self.quiet: Ranks = NOBODY  # those that never gave anything, and were given up once: perhaps they never log
         self.interleaved: Ranks = NOBODY  # those whose order proves nothing
         self.usual: dict[str, Ranks] = {}  # by name: who logs it, once it was written
@@ -72,7 +72,7 @@ class Contributors:
     @property
     def present(self) -> Ranks:
         """Those for which cells may wait."""
-        return self.members - self.closed - self.quiet - self.silent.keys()
+        return self.members - self.closed - self.quiet - self.silent
 
     # What cells wait for, and lack
 
@@ -99,15 +99,13 @@ class Contributors:
         """Return the ranks that a cell lacks: they have failed, are lost, or were given up and gave nothing since."""
         if not (self.lost or self.silent or self.failed):
             return NOBODY
-        usual = self.usual.get(name)
-        all_away = {**dict.fromkeys(self.failed, NEVER), **self.silent, **self.lost}
-        away = [(rank, since) for rank, since in all_away.items() if rank not in ranks]
+        usual, lost = self.usual.get(name), self.lost
         return frozenset(
             rank
-            for rank, since in away
+            for rank in {*self.failed, *self.silent, *lost} - ranks
             if (usual is not None and rank in usual)
-            or (self.latest.of(rank)[0] == NEVER and (rank in self.lost or born <= since))
-            or (rank in self.lost and born <= since and (usual is None or rank in self._progress[name].without))
+            or (rank in lost and self.latest.of(rank)[0] == NEVER)
+            or (rank in lost and born <= lost[rank] and (usual is None or rank in self._progress[name].without))
             or (usual is None and rank not in self.silent and self._has_given(rank, name))
         )
 
@@ -132,8 +130,8 @@ class Contributors:
         self.latest.note(ranks, serial, number)
         if step is not None:
             self._steps.note(ranks, step, number)
-        if self.silent and not self.silent.keys().isdisjoint(ranks):
-            self.silent = {rank: since for rank, since in self.silent.items() if rank not in ranks}
+        if self.silent and not self.silent.isdisjoint(ranks):
+            self.silent -= ranks
             self.version += 1
         if self.quiet and not self.quiet.isdisjoint(ranks):
             self.quiet -= ranks
@@ -146,12 +144,12 @@ class Contributors:
                 self.usual[name] = ranks if usual is None else usual | ranks
                 self.version += 1
 
-    def give_up(self, name: str, ranks: Ranks, born: int, number: int) -> None:
-        """Record that ranks were given up that did not contribute to a cell, in the round of this number."""
+    def give_up(self, name: str, ranks: Ranks, born: int) -> None:
+        """Record that ranks were given up that did not contribute to a cell."""
         self.version += 1
         for rank in ranks:
             if self.latest.of(rank)[1] <= born:
-                self.silent[rank] = number  # nothing came from it since
+                self.silent |= {rank}  # nothing came from it since
             elif name in self.usual and self._progress[name].of(rank)[1] <= born:
                 self.usual[name] -= {rank}  # it goes on, but not with this name
             # otherwise it is far behind with this name, but coming
@@ -168,7 +166,7 @@ class Contributors:
     def resize(self, members: Ranks, lost: Ranks, number: int) -> None:
         self.members, self.closed = members, self.closed & members
         self.lost = {rank: self.lost.get(rank, number + 1) for rank in sorted(lost)}
-        self.silent = {rank: since for rank, since in self.silent.items() if rank in members}
+        self.silent &= members
         self.quiet &= members
         self.version += 1
 

@@ -327,7 +327,7 @@ class Conclusion:
             return
         self.gave_up += (key,) if self._rank in rest else ()
         cell.lacks |= rest
-        self._ranks.give_up(key.name, rest, cell.born, self._table.round)
+        self._ranks.give_up(key.name, rest, cell.born)
 
     def _written(self, row: Owner) -> Iterator[Row]:
         """Yield a row as it is to be written, and remember it."""
@@ -335,7 +335,7 @@ class Conclusion:
         for key in self._table.rows[row].values():
             cell = self._table.cells[key]
             usual = self._ranks.usual.get(key.name, NOBODY) & self._ranks.members
-            if cell.stale and cell.shown is None and usual - cell.ranks - self._ranks.silent.keys():
+            if cell.stale and cell.shown is None and usual - cell.ranks - self._ranks.silent:
                 self.too_late += (key,) if self._rank in cell.ranks else ()
                 cell.shown, cell.at = cell.ranks, row
             elif cell.at in (None, row) or cell.shown != cell.ranks or cell.flagged:  # not elsewhere, and right
