@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 import wandb
 import warm
-from fakes import FakeRun, FakeWandb, Job, Meeting, OnRanks, before_init
+from fakes import FakeRun, FakeWandb, Job, Meeting, before_init, on_ranks
 from hypothesis import HealthCheck, settings
 from limits import Limit, set_limits
 from new_process import begin_new_process
@@ -202,17 +202,6 @@ def fake_wandb(
 
 
 @pytest.fixture
-def on_ranks() -> OnRanks:
-    """Call a function for all ranks at once, each in a separate thread. Return the results in rank order."""
-
-    def call(world_size: int, function: Callable[[int], Any]) -> list[Any]:
-        with ThreadPoolExecutor(world_size) as pool:
-            return list(pool.map(function, range(world_size)))
-
-    return call
-
-
-@pytest.fixture
 def meeting(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Meeting:  # noqa: ARG001  # goes first
     meeting = Meeting()
     monkeypatch.setattr(JobStore, "find", meeting.find)
@@ -227,7 +216,7 @@ def store(meeting: Meeting) -> dist.Store:
 
 
 @pytest.fixture
-def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they meet there
+def job(store: dist.Store) -> Job:  # noqa: ARG001  # they meet there
     """Open the same session on every rank at once."""
 
     def open_all(

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,6 @@ from dist_wandb.settings.options import Limits, Options
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
-OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 Job = Callable[..., list[Session]]
 
 
@@ -41,6 +41,12 @@ def open_rank(
     topology = TWO[rank] if isinstance(rank, int) else rank
     chosen, given = Options(limits=limits, **options), wandb_init or {}
     return open_session(chosen, given, integration="test", topology=topology, number=number, step_metric=step_metric)
+
+
+def on_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
+    """Call a function for all ranks at once, each in a separate thread; return the results in rank order."""
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(function, range(world_size)))
 
 
 class FakeConfig(wandb.Config):  # type: ignore[misc, name-defined]  # not visible to type checkers

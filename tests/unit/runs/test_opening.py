@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import wandb
-from fakes import TWO, FakeRun, FakeWandb, Job, OnRanks
+from fakes import TWO, FakeRun, FakeWandb, Job, on_ranks
 from limits import Limit
 
 import dist_wandb
@@ -156,7 +156,7 @@ def test_if_the_primary_is_offline_so_are_its_secondaries(job: Job, unreliable: 
 
 
 @pytest.mark.usefixtures("store")
-def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> None:
+def test_strict_is_an_error_on_all_ranks(unreliable: Any) -> None:
     wandb_ = unreliable(rank_0_online=1)
     options = Options("shared", strict=True, limits=Limits(join_timeout=60.0))
 
@@ -172,9 +172,7 @@ def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> 
 
 
 @pytest.mark.usefixtures("store")
-def test_a_refused_run_is_an_error_on_all_its_writers(
-    on_ranks: OnRanks, unreliable: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_run_is_an_error_on_all_its_writers(unreliable: Any, caplog: pytest.LogCaptureFixture) -> None:
     wandb_ = unreliable(wandb.errors.CommError("permission denied"), rank_0_online=1)
 
     def open_one(rank: int) -> str:
@@ -192,7 +190,7 @@ def test_a_refused_run_is_an_error_on_all_its_writers(
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("reduce", ["auto", None])
 def test_if_the_only_run_is_refused_the_other_ranks_say_so_and_do_not_wait(
-    on_ranks: OnRanks, unreliable: Any, caplog: pytest.LogCaptureFixture, reduce: Any
+    unreliable: Any, caplog: pytest.LogCaptureFixture, reduce: Any
 ) -> None:
     unreliable(wandb.errors.CommError("permission denied"), online=1)
     options = Options(reduce=reduce, limits=Limits(join_timeout=600.0, finish_timeout=600.0))
@@ -227,7 +225,7 @@ def test_a_secondary_retries(job: Job, unreliable: Any) -> None:
 
 
 def test_a_secondary_that_cannot_attach_writes_to_disk_alone(
-    job: Job, unreliable: Any, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+    job: Job, unreliable: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     wandb_ = unreliable(rank_1_online=3)
     first, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")

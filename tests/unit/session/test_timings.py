@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fakes import FakeWandb, Job, OnRanks
+from fakes import FakeWandb, Job, on_ranks
 
 from dist_wandb.job.topology import Topology
 from dist_wandb.session.sections import Sections
@@ -60,7 +60,7 @@ def test_timings_in_a_row_have_the_mean_and_the_spread(job: Job, fake_wandb: Fak
 
 
 def test_a_weight_beside_timings_is_that_of_all_other_values(
-    job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb, recwarn: pytest.WarningsRecorder
+    job: Job, fake_wandb: FakeWandb, recwarn: pytest.WarningsRecorder
 ) -> None:
     """Also of those that are nested; the row may have others than numbers."""
     sessions = job(TWO)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from config_jobs import LIMITS, Open
-from fakes import Job, OnRanks
+from fakes import Job, on_ranks
 
 from dist_wandb.job.topology import Topology
 from dist_wandb.session.opener import open_session
@@ -48,7 +48,7 @@ def open_rank(store: dist.Store) -> Iterator[Open]:  # noqa: ARG001  # they meet
 
 
 @pytest.fixture
-def job(open_rank: Open, on_ranks: OnRanks) -> Job:
+def job(open_rank: Open) -> Job:
     """Open a session on every rank at once."""
 
     def open_all(topologies: list[Topology], configs: Mapping[int, object] | None = None, **options: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from fakes import FakeWandb, OnRanks
+from fakes import FakeWandb, on_ranks
 from restarts import AGENT, Start, ranks
 
 from dist_wandb.job import job_identity, job_store
@@ -17,7 +17,7 @@ from dist_wandb.settings.options import Limits, Options
 
 
 @pytest.fixture
-def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> Start:  # noqa: ARG001  # goes first
+def start(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Start:  # noqa: ARG001  # goes first
     """Start a job of two ranks again, with the environment that its launcher sets.
 
     With `agent`, its store outlives the processes, as torchrun's does. Otherwise the ranks use a store that does not

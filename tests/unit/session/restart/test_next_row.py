@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from fakes import FakeRun, FakeWandb, OnRanks
+from fakes import FakeRun, FakeWandb, on_ranks
 from restarts import Start, kill, last_warnings, ranks
 
 from dist_wandb.errors import ReadError
@@ -54,7 +54,7 @@ def row_of_next(session: Session) -> int:
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("reduce", ["mean", None])
 def test_rows_without_a_step_continue_after_those_of_the_resumed_run(
-    start: Start, fake_wandb: FakeWandb, on_ranks: OnRanks, run_mode: str, reduce: str | None
+    start: Start, fake_wandb: FakeWandb, run_mode: str, reduce: str | None
 ) -> None:
     options = {"run_mode": run_mode, "reduce": reduce, "limits": Limits(heartbeat=0.05)}
     kill(start(options={**options, "reduce": None}))
@@ -110,9 +110,7 @@ def test_all_writers_of_a_shared_run_continue_at_the_primarys_row(start: Start, 
 
 
 @pytest.mark.usefixtures("store")
-def test_all_writers_of_a_shared_run_start_at_the_primarys_row_of_a_frameworks_axis(
-    fake_wandb: FakeWandb, on_ranks: OnRanks
-) -> None:
+def test_all_writers_of_a_shared_run_start_at_the_primarys_row_of_a_frameworks_axis(fake_wandb: FakeWandb) -> None:
     axis, last = "trainer/global_step", iter([49, 53])
     changing(fake_wandb, lambda run: vars(run).update(resumed=True, summary={axis: next(last)}))
     options = Options("shared", limits=Limits(join_timeout=10.0))

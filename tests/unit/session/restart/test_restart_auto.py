@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from fakes import FakeWandb, OnRanks
+from fakes import FakeWandb, on_ranks
 from restarts import RECORDS, SLURM, Start, given, ids, kill, last_warnings, ranks
 from strangers import OBSTACLES, give_away
 
@@ -39,7 +39,7 @@ def test_a_second_start_without_resume_makes_new_runs_and_a_new_record(start: St
     assert ids(start(resume="auto")) == ids(second)
 
 
-def test_resume_auto_on_rank_0_alone_is_enough(start: Start, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+def test_resume_auto_on_rank_0_alone_is_enough(start: Start, fake_wandb: FakeWandb) -> None:
     kill(start())
     store = dist.HashStore()
     job_store._store_of_agent = lambda *_: store  # undone together with the fixture's patch
