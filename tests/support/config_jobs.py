@@ -15,12 +15,11 @@ from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.topology import Topology
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import unit_of
 
 HEARTBEAT = 0.05
 NODES = [Topology(2 * node + rank, rank, node, 4, 2, 2) for node in range(2) for rank in range(2)]
-LIMITS = Limits(join_timeout=30.0, finish_timeout=30.0, peer_timeout=30.0, heartbeat=HEARTBEAT)
+LIMITS = {"join_timeout": 30.0, "finish_timeout": 30.0, "peer_timeout": 30.0, "heartbeat": HEARTBEAT}
 Open = Callable[..., Session]
 
 

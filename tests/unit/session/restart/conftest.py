@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from fakes import FakeWandb, on_ranks
-from restarts import AGENT, Start, ranks
+from fakes import FakeWandb, on_ranks, open_rank, ranks
+from restarts import AGENT, Start
 
 from dist_wandb.job import job_identity, job_store
 from dist_wandb.job.launch import Launch
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
 
 
 @pytest.fixture
@@ -42,12 +40,7 @@ def start(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Start:  # n
         monkeypatch.setattr(job_store, "_store_of_agent", lambda *_: met)
         # ranks are threads here, and share one SLURM_PROCID
         monkeypatch.setattr(job_identity, "job_name", lambda _: Launch.detect().slurm_step)
-        given = {"run_mode": "new", "reduce": None, "limits": Limits(join_timeout=10.0), **(options or {})}
-        return on_ranks(
-            world,
-            lambda rank: open_session(
-                Options(**given), arguments, integration="test", topology=ranks(world)[rank], number=number
-            ),
-        )
+        given = {"run_mode": "new", "reduce": None, "limits": {"join_timeout": 10.0}, **(options or {})}
+        return on_ranks(world, lambda rank: open_rank(ranks(world)[rank], wandb_init=arguments, number=number, **given))
 
     return start
