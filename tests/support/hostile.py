@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import os
-import socket
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from canary import STRANGER, Victim
 from offline_runs import sidecar_record
 from record_files import Record, end, header, pb, row, rows, run, serialised, varint, write_run
+from strangers import listening
 
 Shown = Literal["shown", "refused", "passed over"]
 Uploaded = Literal["uploaded", "refused", "tried", "passed over"]
@@ -96,14 +96,6 @@ def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:
 def sparse(path: Path, size: int = HUGE) -> None:
     with path.open("ab") as opened:
         opened.truncate(size)
-
-
-def listening(path: Path) -> None:
-    """Make a socket in the file system. Its address may have at most 108 bytes, so it is a path below /proc."""
-    here = os.open(path.parent, os.O_RDONLY)
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(f"/proc/self/fd/{here}/{path.name}")
-    os.close(here)
 
 
 def files_record(*paths: str) -> Record:

@@ -290,23 +290,10 @@ def _add(job: Job, rank: int, posts: Sequence[Post]) -> None:
 
 
 _KINDS: dict[str, Callable[[Job], None]] = {
-    "lag": _lag,
-    "long lag": _long_lag,
-    "cadences": _cadences,
-    "own names": _own_names,
-    "extra calls": _extra_calls,
-    "guarded": _guarded,
-    "guarded alone": _guarded_alone,
-    "uneven": _uneven,
-    "split": _split,
-    "order": _order,
-    "leavers": _leavers,
-    "late first call": _late_first_call,
-    "late join": _late_join,
-    "death": _death,
-    "deaths": _deaths,
-    "pauses": _pauses,
-    "stalls": _stalls,
-    "restarts": _restarts,
-    "interrupted": _interrupted,
+    change.__name__[1:].replace("_", " "): change
+    for change in (
+        *(_lag, _long_lag, _cadences, _own_names, _extra_calls, _guarded, _guarded_alone),
+        *(_uneven, _split, _order, _leavers, _late_first_call, _late_join),
+        *(_death, _deaths, _pauses, _stalls, _restarts, _interrupted),
+    )
 }
