@@ -95,12 +95,8 @@ def differences(
 ) -> list[str]:
     """Return what differs between the rows of a run and those of its calls; W&B's own values are left out.
 
-    Args:
-        rows: The rows of the run.
-        calls: The row of each call, with its place: once, unless calls make the same row.
-        x: Name of the x axis.
-        axis: Name of the user's x axis; empty for none.
-        joins: Whether several calls at one place, of the same step, may be one row.
+    Each call has one row, with its place on our axis `x` and on the user's `axis`. If it `joins`, several calls at one
+    place, of the same step, may be one row.
     """
     waiting: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for call in calls:

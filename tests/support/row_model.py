@@ -28,12 +28,7 @@ class Written:
 
 
 class Judge:
-    """Judges the rows of a unit.
-
-    Attributes:
-        written: All rows.
-        last: The last row with each cell.
-    """
+    """Judges the rows of a unit: all that are written, and the last one with each cell."""
 
     def __init__(self, unit: Unit, calls: Iterable[Logged] | None = None) -> None:
         self._unit = unit
@@ -99,8 +94,7 @@ class Judge:
     def check_last(self, *, is_strict: bool = False) -> None:
         """Check the rows that are there in the end: each number is complete, and each call in one row.
 
-        Args:
-            is_strict: Whether no row was written before all calls with its cells were there.
+        If it is strict, no row was written before all calls with its cells were there.
         """
         for key, parts in self._parts.items():
             if key not in self._unit.lost:

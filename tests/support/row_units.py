@@ -175,11 +175,7 @@ class Unit:
         return reduced(packed)
 
     def exchange(self, first: Sequence[int] | None = None) -> Outcome:
-        """Run one round.
-
-        Args:
-            first: The ranks that complete it at first; the others catch up with it.
-        """
+        """Run one round; if some ranks complete it first, the others catch up with it."""
         members = self.members
         offers = self.offers()
         plans = {rank: self.machines[rank].plan(offers) for rank in members}
