@@ -52,9 +52,9 @@ def begin_to_open(store: dist.Store) -> None:
     publish_opened(JobStore(store, "test/1", TWO[0], 1.0).below(keys_of(unit)), unit)
 
 
-def reads(session: Session, expected: Mapping[str, Any], within: float = 20.0) -> bool:
+def reads(session: Session, expected: Mapping[str, Any]) -> bool:
     """Return whether a rank reads the expected config within some seconds, without further calls."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + 20.0
     while session.config.as_dict() != expected and time.monotonic() < deadline:
         time.sleep(0.01)
     return dict(session.config) == expected

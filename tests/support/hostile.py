@@ -93,9 +93,9 @@ def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:
     return directory
 
 
-def sparse(path: Path, size: int = HUGE) -> None:
+def sparse(path: Path) -> None:
     with path.open("ab") as opened:
-        opened.truncate(size)
+        opened.truncate(HUGE)
 
 
 def files_record(*paths: str) -> Record:
@@ -387,10 +387,8 @@ def _log(directory: Path, content: str) -> None:
     log.write_text(content)
 
 
-def _records(*, before: Iterable[Record | bytes] = (), last: Iterable[Record | bytes]) -> Build:
-    return lambda place, _: write_run(
-        place, place.name, records=[header(), run(place.name), *before, row(0), *last, end()]
-    )
+def _records(*, last: Iterable[Record | bytes]) -> Build:
+    return lambda place, _: write_run(place, place.name, records=[header(), run(place.name), row(0), *last, end()])
 
 
 tree("record-of-one-byte", uploaded="uploaded")(_records(last=[b"\x08"]))

@@ -73,11 +73,11 @@ class Job:
     def others(self) -> range:
         return range(1, self.size)
 
-    def lag(self, rank: int, longest: float, *, after: int = 0, chance: float = 0.2) -> None:
+    def lag(self, rank: int, longest: float, *, after: int = 0) -> None:
         """Let a rank be behind now and then."""
         behind, latest, program = 0.0, 0.0, []
         for index, post in enumerate(self.programs[rank]):
-            if index >= after and self.random.random() < chance:
+            if index >= after and self.random.random() < 0.2:
                 behind = self.random.uniform(0, longest)
             latest = max(latest, post.at + behind)
             program.append(replace(post, at=latest))

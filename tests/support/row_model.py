@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from row_units import Life, Logged, Unit
@@ -30,9 +29,9 @@ class Written:
 class Judge:
     """Judges the rows of a unit: all that are written, and the last one with each cell."""
 
-    def __init__(self, unit: Unit, calls: Iterable[Logged] | None = None) -> None:
+    def __init__(self, unit: Unit) -> None:
         self._unit = unit
-        self._calls = list(unit.calls if calls is None else calls)
+        self._calls = list(unit.calls)
         self._parts: dict[Key, dict[Life, Logged]] = defaultdict(dict)
         for call in self._calls:
             for key in call.values:

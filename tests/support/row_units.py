@@ -216,13 +216,13 @@ class Unit:
         self.resize()
         self.check_equal()
 
-    def impatient(self, short: float = SHORT, long: float = LONG) -> None:
+    def impatient(self) -> None:
         """Let the members give up what has waited too long, as of now."""
-        times = [self.now - patience for patience in (short, long)]
+        times = [self.now - patience for patience in (SHORT, LONG)]
         new, every = (max((number for number, at in self.times if at <= since), default=NEVER) for since in times)
         for rank in self.members:
             self.machines[rank].gives_up = new, every
-        self.times = [(number, at) for number, at in self.times if at > self.now - 2 * long]
+        self.times = [(number, at) for number, at in self.times if at > self.now - 2 * LONG]
         self.times.append((self.machines[self.members[0]].table.round, self.now))
 
     def give_up(self, *, new_only: bool) -> Outcome:
