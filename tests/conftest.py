@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 import wandb
 import warm
-from fakes import FakeRun, FakeWandb, Job, Meeting, OnRanks, before_init
+from fakes import FakeRun, FakeWandb, Job, Meeting, before_init, on_ranks, open_rank
 from hypothesis import HealthCheck, settings
 from limits import Limit, set_limits
 from new_process import begin_new_process
@@ -39,11 +39,10 @@ from dist_wandb.exchange.transport import gloo
 from dist_wandb.job import job_identity
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.topology import Topology
-from dist_wandb.session import inherited_rank, opener
+from dist_wandb.session import inherited_rank
 from dist_wandb.session.sections import StepTimings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls import watcher
-from dist_wandb.settings.options import Limits, Options
 
 collect_ignore = ["e2e/test_trl.py"] if sys.version_info < (3, 11) else []  # trl 1.16 needs 3.11
 
@@ -202,17 +201,6 @@ def fake_wandb(
 
 
 @pytest.fixture
-def on_ranks() -> OnRanks:
-    """Call a function for all ranks at once, each in a separate thread. Return the results in rank order."""
-
-    def call(world_size: int, function: Callable[[int], Any]) -> list[Any]:
-        with ThreadPoolExecutor(world_size) as pool:
-            return list(pool.map(function, range(world_size)))
-
-    return call
-
-
-@pytest.fixture
 def meeting(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Meeting:  # noqa: ARG001  # goes first
     meeting = Meeting()
     monkeypatch.setattr(JobStore, "find", meeting.find)
@@ -227,7 +215,7 @@ def store(meeting: Meeting) -> dist.Store:
 
 
 @pytest.fixture
-def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they meet there
+def job(store: dist.Store) -> Job:  # noqa: ARG001  # they meet there
     """Open the same session on every rank at once."""
 
     def open_all(
@@ -237,18 +225,10 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
         limits: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
     ) -> list[Session]:
+        limits = {"join_timeout": 30.0, "finish_timeout": 30.0, "heartbeat": 0.05, **limits}
+
         def open_one(rank: int) -> Session:
-            return opener.open_session(
-                Options(
-                    limits=Limits(**{"join_timeout": 30.0, "finish_timeout": 30.0, "heartbeat": 0.05, **limits}),
-                    **options,
-                ),
-                arguments(rank),
-                integration="test",
-                topology=topologies[rank],
-                number=1,
-                create_new=False,
-            )
+            return open_rank(topologies[rank], wandb_init=arguments(rank), limits=limits, create_new=False, **options)
 
         return on_ranks(len(topologies), open_one)
 

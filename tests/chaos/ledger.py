@@ -41,11 +41,7 @@ class Ledger:
         step: int | None = None,
         axes: Mapping[str, float] | None = None,
     ) -> int:
-        """Record a whole call before its values are logged: cell and number by name, step, and values of axes.
-
-        Returns:
-            A number for `done`.
-        """
+        """Record a whole call before its values are logged, and return its number, for `done`."""
         number, call = next(self._numbers), self._calls[session]
         self._calls[session] += 1
         whole = {"cells": dict(cells), "weight": weight, "step": step, "axes": dict(axes or {})}

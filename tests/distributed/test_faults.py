@@ -29,11 +29,7 @@ class Faults:
     """Makes single collectives fail at random, on one rank before or after it took part; it then loses the result.
 
     They come after a number of collectives, not with a probability: on a busy machine rows share rounds, and there are
-    few collectives.
-
-    Args:
-        seed: Seed of the gaps.
-        gaps: The least and the largest number of collectives from one fault to the next.
+    few collectives. The gaps are the least and the largest number of them from one fault to the next.
     """
 
     def __init__(self, seed: int, gaps: tuple[int, int]) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeWandb, Job
+from fakes import TWO, FakeWandb, Job
 from processes import started
 
 from dist_wandb.job.job_store import JobStore
-from dist_wandb.job.topology import Topology
 
 ASKS = """
 import time
@@ -64,7 +63,7 @@ def test_a_primary_waits_for_its_writers_even_if_the_store_lists_them_slowly(
             time.sleep(2.5)
         return try_get(self, key, soon=soon)
 
-    sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)], run_mode="shared", reduce=None)
+    sessions = job(TWO, run_mode="shared", reduce=None)
     monkeypatch.setattr(JobStore, "try_get", slowly)
     for rank, session in enumerate(sessions):
         note_end(session.run, rank, ended)

@@ -56,11 +56,7 @@ def log_shared(directory: str) -> None:
 
 
 def wait_for_measurement(directory: str) -> None:
-    """Wait until wandb has measured the machine: a run that is over before that has no system metrics.
-
-    Args:
-        directory: The directory of the run's files, `run.dir`. It was started with short intervals: see `MEASURED`.
-    """
+    """Wait until wandb has measured the machine: a run that is over before that has no system metrics."""
     files = Path(directory).parent
     wait_until(
         lambda: any(b"proc.memory" in path.read_bytes() for path in files.glob("run-*.wandb")),

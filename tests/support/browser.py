@@ -109,10 +109,10 @@ class Page:
         """Emulate the system's preference for light or dark colors."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def key(self, key: str, *, text: str = "") -> None:
+    def key(self, key: str) -> None:
         codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39}
         code = {"ArrowDown": 40, **codes}.get(key, ord(key[0].upper()))
-        typed = text or (key if len(key) == 1 else "\r" if key == "Enter" else "")
+        typed = key if len(key) == 1 else "\r" if key == "Enter" else ""
         down = {"type": "keyDown", "key": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", **down, **({"text": typed} if typed else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)

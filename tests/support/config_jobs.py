@@ -15,12 +15,11 @@ from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.topology import Topology
 from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import unit_of
 
 HEARTBEAT = 0.05
 NODES = [Topology(2 * node + rank, rank, node, 4, 2, 2) for node in range(2) for rank in range(2)]
-LIMITS = Limits(join_timeout=30.0, finish_timeout=30.0, peer_timeout=30.0, heartbeat=HEARTBEAT)
+LIMITS = {"join_timeout": 30.0, "finish_timeout": 30.0, "peer_timeout": 30.0, "heartbeat": HEARTBEAT}
 Open = Callable[..., Session]
 
 
@@ -53,9 +52,9 @@ def begin_to_open(store: dist.Store) -> None:
     publish_opened(JobStore(store, "test/1", TWO[0], 1.0).below(keys_of(unit)), unit)
 
 
-def reads(session: Session, expected: Mapping[str, Any], within: float = 20.0) -> bool:
+def reads(session: Session, expected: Mapping[str, Any]) -> bool:
     """Return whether a rank reads the expected config within some seconds, without further calls."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + 20.0
     while session.config.as_dict() != expected and time.monotonic() < deadline:
         time.sleep(0.01)
     return dict(session.config) == expected

@@ -6,8 +6,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -22,9 +23,13 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 
-TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
-THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
-OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
+
+def ranks(number: int) -> list[Topology]:
+    """Return the ranks of a job on one node."""
+    return [Topology(rank, rank, 0, number, number, 1) for rank in range(number)]
+
+
+TWO, THREE = ranks(2), ranks(3)
 Job = Callable[..., list[Session]]
 
 
@@ -33,14 +38,22 @@ def open_rank(
     *,
     number: int | None = 1,
     wandb_init: Any = None,
+    limits: Mapping[str, Any] = MappingProxyType({}),
     step_metric: str | None = STEP_METRIC,
+    create_new: bool = True,
     **options: Any,
 ) -> Session:
     """Open the session of one rank, of two unless its topology is given, on this thread."""
-    limits = Limits(**{"join_timeout": 20.0, **options.pop("limits", {})})
+    chosen = Options(limits=Limits(**{"join_timeout": 20.0, **limits}), **options)
     topology = TWO[rank] if isinstance(rank, int) else rank
-    chosen, given = Options(limits=limits, **options), wandb_init or {}
-    return open_session(chosen, given, integration="test", topology=topology, number=number, step_metric=step_metric)
+    further: dict[str, Any] = {"number": number, "step_metric": step_metric, "create_new": create_new}
+    return open_session(chosen, wandb_init or {}, integration="test", topology=topology, **further)
+
+
+def on_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
+    """Call a function for all ranks at once, each in a separate thread; return the results in rank order."""
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(function, range(world_size)))
 
 
 class FakeConfig(wandb.Config):  # type: ignore[misc, name-defined]  # not visible to type checkers

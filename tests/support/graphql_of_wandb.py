@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +13,7 @@ from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, Re
 from wandb_sweeps import SweepQueries
 
 _PROBED = {"Query": ["serverInfo"], "Mutation": [], "ServerInfo": ["cliVersionInfo"]}
-FEATURES = ("CLIENT_IDS", "LARGE_FILENAMES", "ARTIFACT_TAGS", "STRUCTURED_CONSOLE_LOGS")
+_FEATURES = ("CLIENT_IDS", "LARGE_FILENAMES", "ARTIFACT_TAGS", "STRUCTURED_CONSOLE_LOGS")
 
 _Variables = Mapping[str, Any]
 _Data = dict[str, Any]
@@ -32,10 +32,9 @@ def operation_name(message: Mapping[str, Any]) -> str:
 class GraphQL:
     """Answers GraphQL operations from `records`, and adds to them; `url` returns the address for uploads."""
 
-    def __init__(self, records: Records, url: Callable[[], str], features: Iterable[str] = FEATURES) -> None:
+    def __init__(self, records: Records, url: Callable[[], str]) -> None:
         self._records = records
         self._url = url
-        self._features = tuple(features)
         self.sweeps = SweepQueries()
         self._answers: dict[str, Callable[[_Variables, str], _Data]] = {
             "Viewer": self._viewer,
@@ -81,7 +80,7 @@ class GraphQL:
         return {"viewer": {**viewer, "teams": teams}, "serverInfo": {"cliVersionInfo": {"max_cli_version": "1.0.0"}}}
 
     def _server_features(self, _variables: _Variables, _client: str) -> _Data:
-        return {"serverInfo": {"features": [{"name": name, "isEnabled": True} for name in self._features]}}
+        return {"serverInfo": {"features": [{"name": name, "isEnabled": True} for name in _FEATURES]}}
 
     def _upsert_bucket(self, variables: _Variables, client: str) -> _Data:
         run, is_new = self._records.upsert(variables, client)

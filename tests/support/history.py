@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,17 @@ class History:
         """Return by position how often a value of a name was written."""
         return Counter(row[self.x] for row in self.rows_with(name))
 
-    def unlike(self, calls: Iterable[dict[str, Any]], *, axis: str = "", joins: bool = False) -> list[str]:
-        """Return how the rows, as wholes, differ from those of calls: see `differences`."""
-        return differences(self.rows, calls, x=self.x, axis=axis, joins=joins)
+    def unlike(self, calls: Iterable[dict[str, Any]]) -> list[str]:
+        """Return what differs between the rows, as wholes, and those of calls; W&B's own values are left out."""
+        waiting = list(calls)
+        differing = []
+        for written in self.rows:
+            row = {name: value for name, value in written.items() if not name.startswith("_")}
+            if row in waiting:
+                waiting.remove(row)
+            else:
+                differing.append(f"no row of a call, or of more than one: {row}")
+        return differing + [f"not in the run: {call}" for call in waiting]
 
     @property
     def is_flagged(self) -> bool:
@@ -65,9 +73,9 @@ def history(directory: Path, x: str = "global_step") -> History:
     return history_of(run, x)
 
 
-def histories(directory: Path, number: int, x: str = "global_step") -> dict[int, History]:
+def histories(directory: Path, number: int) -> dict[int, History]:
     """Return the rows of the `number` runs below `directory` by global rank, after all runs have ended."""
-    return {rank_of(run): history_of(run, x) for run in ended_runs(directory, number)}
+    return {rank_of(run): history_of(run) for run in ended_runs(directory, number)}
 
 
 def history_of(run: StoredRun, x: str = "global_step") -> History:
@@ -83,46 +91,3 @@ def rank_of(run: StoredRun) -> int:
 
 def at(steps: Iterable[int], value: float) -> dict[int, float]:
     return dict.fromkeys(steps, value)
-
-
-def differences(
-    rows: Iterable[Mapping[str, Any]],
-    calls: Iterable[dict[str, Any]],
-    *,
-    x: str = "global_step",
-    axis: str = "",
-    joins: bool = False,
-) -> list[str]:
-    """Return what differs between the rows of a run and those of its calls; W&B's own values are left out.
-
-    Args:
-        rows: The rows of the run.
-        calls: The row of each call, with its place: once, unless calls make the same row.
-        x: Name of the x axis.
-        axis: Name of the user's x axis; empty for none.
-        joins: Whether several calls at one place, of the same step, may be one row.
-    """
-    waiting: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for call in calls:
-        waiting[call[x]].append(call)
-    differing = []
-    for written in rows:
-        row = {name: value for name, value in written.items() if not name.startswith("_")}
-        here = waiting[row.get(x)]
-        parts = [row] if row in here else _parts(row, here, {x, axis}) if joins else []
-        for part in parts:
-            here.remove(part)
-        if not parts:
-            differing.append(f"no row of a call, or of more than one: {row}")
-    return differing + [f"not in the run: {call}" for left in waiting.values() for call in left]
-
-
-def _parts(row: dict[str, Any], calls: Iterable[dict[str, Any]], axes: set[str]) -> list[dict[str, Any]]:
-    """Return the calls of which a row consists; none if it has values of others, or only a part of one."""
-    rest, parts = {name for name in row if name not in axes}, []
-    for call in calls:
-        names = call.keys() - axes
-        if names <= rest and call.items() <= row.items():
-            rest -= names
-            parts.append(call)
-    return [] if rest else parts

@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import os
-import socket
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from canary import STRANGER, Victim
 from offline_runs import sidecar_record
 from record_files import Record, end, header, pb, row, rows, run, serialised, varint, write_run
+from strangers import listening
 
 Shown = Literal["shown", "refused", "passed over"]
 Uploaded = Literal["uploaded", "refused", "tried", "passed over"]
@@ -93,17 +93,9 @@ def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:
     return directory
 
 
-def sparse(path: Path, size: int = HUGE) -> None:
+def sparse(path: Path) -> None:
     with path.open("ab") as opened:
-        opened.truncate(size)
-
-
-def listening(path: Path) -> None:
-    """Make a socket in the file system. Its address may have at most 108 bytes, so it is a path below /proc."""
-    here = os.open(path.parent, os.O_RDONLY)
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(f"/proc/self/fd/{here}/{path.name}")
-    os.close(here)
+        opened.truncate(HUGE)
 
 
 def files_record(*paths: str) -> Record:
@@ -395,10 +387,8 @@ def _log(directory: Path, content: str) -> None:
     log.write_text(content)
 
 
-def _records(*, before: Iterable[Record | bytes] = (), last: Iterable[Record | bytes]) -> Build:
-    return lambda place, _: write_run(
-        place, place.name, records=[header(), run(place.name), *before, row(0), *last, end()]
-    )
+def _records(*, last: Iterable[Record | bytes]) -> Build:
+    return lambda place, _: write_run(place, place.name, records=[header(), run(place.name), row(0), *last, end()])
 
 
 tree("record-of-one-byte", uploaded="uploaded")(_records(last=[b"\x08"]))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from fakes import FakeWandb
 
-from dist_wandb.job.topology import Topology
 from dist_wandb.session import registry
 from dist_wandb.session.restart import DIRECTORY
 from dist_wandb.session.session import Session
@@ -19,10 +18,6 @@ RECORDS = Path("wandb") / DIRECTORY
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 Start = Callable[..., list[Session]]
-
-
-def ranks(number: int) -> list[Topology]:
-    return [Topology(rank, rank, 0, number, number, 1) for rank in range(number)]
 
 
 def kill(sessions: list[Session]) -> list[Session]:

@@ -73,11 +73,11 @@ class Job:
     def others(self) -> range:
         return range(1, self.size)
 
-    def lag(self, rank: int, longest: float, *, after: int = 0, chance: float = 0.2) -> None:
+    def lag(self, rank: int, longest: float, *, after: int = 0) -> None:
         """Let a rank be behind now and then."""
         behind, latest, program = 0.0, 0.0, []
         for index, post in enumerate(self.programs[rank]):
-            if index >= after and self.random.random() < chance:
+            if index >= after and self.random.random() < 0.2:
                 behind = self.random.uniform(0, longest)
             latest = max(latest, post.at + behind)
             program.append(replace(post, at=latest))
@@ -290,23 +290,10 @@ def _add(job: Job, rank: int, posts: Sequence[Post]) -> None:
 
 
 _KINDS: dict[str, Callable[[Job], None]] = {
-    "lag": _lag,
-    "long lag": _long_lag,
-    "cadences": _cadences,
-    "own names": _own_names,
-    "extra calls": _extra_calls,
-    "guarded": _guarded,
-    "guarded alone": _guarded_alone,
-    "uneven": _uneven,
-    "split": _split,
-    "order": _order,
-    "leavers": _leavers,
-    "late first call": _late_first_call,
-    "late join": _late_join,
-    "death": _death,
-    "deaths": _deaths,
-    "pauses": _pauses,
-    "stalls": _stalls,
-    "restarts": _restarts,
-    "interrupted": _interrupted,
+    change.__name__[1:].replace("_", " "): change
+    for change in (
+        *(_lag, _long_lag, _cadences, _own_names, _extra_calls, _guarded, _guarded_alone),
+        *(_uneven, _split, _order, _leavers, _late_first_call, _late_join),
+        *(_death, _deaths, _pauses, _stalls, _restarts, _interrupted),
+    )
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from row_units import Life, Logged, Unit
@@ -28,16 +27,11 @@ class Written:
 
 
 class Judge:
-    """Judges the rows of a unit.
+    """Judges the rows of a unit: all that are written, and the last one with each cell."""
 
-    Attributes:
-        written: All rows.
-        last: The last row with each cell.
-    """
-
-    def __init__(self, unit: Unit, calls: Iterable[Logged] | None = None) -> None:
+    def __init__(self, unit: Unit) -> None:
         self._unit = unit
-        self._calls = list(unit.calls if calls is None else calls)
+        self._calls = list(unit.calls)
         self._parts: dict[Key, dict[Life, Logged]] = defaultdict(dict)
         for call in self._calls:
             for key in call.values:
@@ -99,8 +93,7 @@ class Judge:
     def check_last(self, *, is_strict: bool = False) -> None:
         """Check the rows that are there in the end: each number is complete, and each call in one row.
 
-        Args:
-            is_strict: Whether no row was written before all calls with its cells were there.
+        If it is strict, no row was written before all calls with its cells were there.
         """
         for key, parts in self._parts.items():
             if key not in self._unit.lost:

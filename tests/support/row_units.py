@@ -175,11 +175,7 @@ class Unit:
         return reduced(packed)
 
     def exchange(self, first: Sequence[int] | None = None) -> Outcome:
-        """Run one round.
-
-        Args:
-            first: The ranks that complete it at first; the others catch up with it.
-        """
+        """Run one round; if some ranks complete it first, the others catch up with it."""
         members = self.members
         offers = self.offers()
         plans = {rank: self.machines[rank].plan(offers) for rank in members}
@@ -220,13 +216,13 @@ class Unit:
         self.resize()
         self.check_equal()
 
-    def impatient(self, short: float = SHORT, long: float = LONG) -> None:
+    def impatient(self) -> None:
         """Let the members give up what has waited too long, as of now."""
-        times = [self.now - patience for patience in (short, long)]
+        times = [self.now - patience for patience in (SHORT, LONG)]
         new, every = (max((number for number, at in self.times if at <= since), default=NEVER) for since in times)
         for rank in self.members:
             self.machines[rank].gives_up = new, every
-        self.times = [(number, at) for number, at in self.times if at > self.now - 2 * long]
+        self.times = [(number, at) for number, at in self.times if at > self.now - 2 * LONG]
         self.times.append((self.machines[self.members[0]].table.round, self.now))
 
     def give_up(self, *, new_only: bool) -> Outcome:

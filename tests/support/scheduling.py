@@ -54,9 +54,6 @@ def names_of_one_process(names: Iterable[str]) -> list[str]:
 
     Each worker gives such a test another name, and pytest-xdist then runs no test at all. A single worker does not
     reveal the problem.
-
-    Args:
-        names: Ids of tests.
     """
     return [name for name in names if re.search(r" at 0x[0-9a-f]{6,}>", name)]
 

@@ -54,11 +54,7 @@ class Task(greenlet):  # type: ignore[misc]  # it ships no types
 class World:
     """The clock, and the schedule of tasks.
 
-    Args:
-        seed: Seed of all random choices.
-        message: Latency of a message, in seconds; random latencies are up to twice as long.
-        call: The same for a call of the store.
-        is_random: Whether these latencies are random, or constant.
+    Messages, and calls of the store, take so many seconds each; if that is random, up to twice as long.
     """
 
     def __init__(self, seed: int = 0, message: float = 0.0, call: float = 0.0, *, is_random: bool = False) -> None:
@@ -266,13 +262,7 @@ class _Instead:
 
 
 class Store:
-    """The keys of a job in memory, or those below a prefix, as one rank uses them; its requests are counted.
-
-    Args:
-        values: All keys and their values.
-        counts: Keys and bytes that the rank has requested.
-        prefix: Prefix of each key.
-    """
+    """The keys of a job in memory, or those below a prefix, as one rank uses them; its requests are counted."""
 
     def __init__(self, values: dict[str, bytes], counts: Counter[str], prefix: str = "") -> None:
         self.values, self.counts, self.prefix = values, counts, prefix

@@ -79,12 +79,12 @@ def read_files(paths: Iterable[Path]) -> tuple[list[StoredRun], dict[Path, ReadE
     return runs, dict(errors)
 
 
-def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[StoredRun]:
+def ended_runs(directory: Path, number: int) -> list[StoredRun]:
     """Wait for `number` ended runs below `directory` and return them, by rank, then by start.
 
     wandb continues to write after `finish`. Names of directories do not give the order: they have whole seconds.
     """
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + 30
     while True:
         runs, errors = read_files(find_runs(directory))
         if len(runs) == number and not errors and all(run.exit_code is not None for run in runs):

@@ -17,14 +17,12 @@ def _link_to_a_pipe(path: Path) -> None:
     path.symlink_to(f"{path.name}.pipe")
 
 
-def _socket(path: Path) -> None:
-    here = Path.cwd()
-    os.chdir(path.parent)  # the path of a socket may have at most 107 characters
-    try:
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(path.name)
-    finally:
-        os.chdir(here)
+def listening(path: Path) -> None:
+    """Make a socket in the file system. Its address may have at most 108 bytes, so it is a path below /proc."""
+    here = os.open(path.parent, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(f"/proc/self/fd/{here}/{path.name}")
+    os.close(here)
 
 
 OBSTACLES: dict[str, Callable[[Path], object]] = {
@@ -33,7 +31,7 @@ OBSTACLES: dict[str, Callable[[Path], object]] = {
     "link to a pipe": _link_to_a_pipe,
     "broken link": lambda path: path.symlink_to("nowhere"),
     "directory": Path.mkdir,
-    "socket": _socket,
+    "socket": listening,
     "deep JSON": lambda path: path.write_text("[" * 60_000),
     "large file": lambda path: path.write_bytes(b" " * 10_000_000),
 }

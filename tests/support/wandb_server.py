@@ -19,14 +19,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from graphql_of_wandb import FEATURES, GraphQL, UnknownOperationError, operation_name
+from graphql_of_wandb import GraphQL, UnknownOperationError, operation_name
 from processes import clean_environment, free_port
 from wandb_records import PLAIN, RecordedArtifact, RecordedRun, Records
 from wandb_sweeps import Trial
@@ -92,7 +92,7 @@ class Fault:
 class WandbServer:
     """A W&B server on loopback, in threads of this process, for the duration of a ``with`` block."""
 
-    def __init__(self, features: Iterable[str] = FEATURES) -> None:
+    def __init__(self) -> None:
         self._records = Records()
         self._changed = threading.Condition(threading.RLock())
         self._faults: list[Fault] = []
@@ -103,7 +103,7 @@ class WandbServer:
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port = 0  # set on entering the context
         self.stopped_runs: set[str] = set()  # ids of runs whose Stop button was pressed on W&B's page
-        self._graphql = GraphQL(self._records, lambda: self.url, features)
+        self._graphql = GraphQL(self._records, lambda: self.url)
 
     def __enter__(self) -> Self:
         self.port = free_port()

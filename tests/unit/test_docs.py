@@ -8,7 +8,7 @@ from pathlib import Path
 
 import diagrams
 import pytest
-from documents import blocks, documents, script
+from documents import blocks, documents
 
 import dist_wandb
 from dist_wandb.cli import _parser, main
@@ -74,14 +74,6 @@ def test_code_blocks_name_their_language(path: Path) -> None:
     """Otherwise, a Python block might not be run without anyone noticing."""
     languages = {block.language for block in blocks(path.read_text(encoding="utf-8"))}
     assert languages <= {"python", "console", "bash", "text", "yaml"}
-
-
-def test_the_script_of_a_page_keeps_its_line_numbers() -> None:
-    page = "# A\n\n<!-- before the code:\nx = 1\n-->\n\n    ```python\n    y = x\n    if y:\n        y = 2\n    ```\n"
-    left_out = "\n<!-- not run: needs a GPU -->\n```python\nz\n```\n```console\n$ ls\n```\n```python\ny\n```\n"
-    assert script(page) == "\n\n\nx = 1\n\n\n\ny = x\nif y:\n    y = 2"
-    assert script(page + left_out).splitlines()[10:] == [""] * 10 + ["y"]
-    assert script("<!-- not run: -->\n```python\nz\n```") == "\n\nz"
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

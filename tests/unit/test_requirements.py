@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from oldest import DIFFERENT
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
@@ -65,14 +66,19 @@ def test_the_list_for_the_oldest_versions_matches_the_constraints() -> None:
     }, "run `make lock`"
 
 
-@pytest.mark.parametrize("package", ["hatchling", "editables"])
-def test_build_requirements_of_an_editable_installation_are_listed(package: str) -> None:
-    assert package in listed("requirements.txt")
+def test_packages_of_which_test_oldest_has_another_version_are_known() -> None:
+    newest, oldest = constrained("constraints.txt"), constrained("constraints-oldest.txt")
+    different = {name for name in oldest if newest.get(name) not in (None, oldest[name])}
+    assert {name.replace("-", "_") for name in different} == DIFFERENT
 
 
-@pytest.mark.parametrize("package", ["build", "hatchling", "twine"])
-def test_tools_of_a_release_are_listed(package: str) -> None:
-    assert package in listed("requirements-release.txt")
+@pytest.mark.parametrize(
+    ("name", "tools"),
+    [("requirements.txt", {"hatchling", "editables"}), ("requirements-release.txt", {"build", "hatchling", "twine"})],
+    ids=["an editable installation", "a release"],
+)
+def test_tools_that_build_the_package_are_listed(name: str, tools: set[str]) -> None:
+    assert listed(name).keys() >= tools
 
 
 @pytest.mark.source

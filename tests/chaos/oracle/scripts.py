@@ -72,10 +72,6 @@ def for_stock(script: Script, *, has_peers: bool) -> ForStock:
     would overwrite a part of the open row: then the row gets the next free step of wandb. On our x axis, a row lies at
     the step of its call, else at the last step before it, else at the number of calls. A row that begins with a call
     without a step that leaves it open lies, as in wandb, after the rows that have ended since the last step.
-
-    Args:
-        script: The script.
-        has_peers: Whether it is compared with a job of several ranks.
     """
     translating = _Translating(has_peers=has_peers)
     operations = [

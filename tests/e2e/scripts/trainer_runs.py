@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
 import wandb
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from trainers import trainer_with
+from transformers import Trainer, TrainingArguments
 
 import dist_wandb
 from dist_wandb.transformers import DistWandbCallback
@@ -20,24 +20,8 @@ class OwnNumbers(Trainer):  # type: ignore[misc]  # transformers is not typed he
 
 
 def train(out: str, name: str, *callbacks: DistWandbCallback, report_to: str = "none") -> None:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    model = BertForSequenceClassification(BertConfig(vocab_size=20, max_position_embeddings=8, **shape))
-    data = [{"input_ids": torch.randint(0, 20, (4,)), "labels": index % 2} for index in range(32)]
-    arguments = TrainingArguments(
-        out,
-        use_cpu=True,
-        max_steps=3,
-        logging_steps=1,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="no",
-        report_to=report_to,
-        run_name=name,
-        per_device_train_batch_size=2,
-        disable_tqdm=True,
-    )
-    trainer = OwnNumbers(model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=list(callbacks))
+    given = {"max_steps": 3, "run_name": name, "report_to": report_to}
+    trainer = trainer_with(*callbacks, out=out, kind=OwnNumbers, examples=32, **given)
     trainer.train()
     trainer.evaluate()
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fakes import OnRanks
+from fakes import on_ranks
 from limits import Limit
 from units import threads_of_gloo
 
@@ -43,7 +43,7 @@ def nodes_of(size: int) -> list[int]:
 
 
 @pytest.fixture
-def form(on_ranks: OnRanks) -> Iterator[Form]:
+def form() -> Iterator[Form]:
     """Form a group or a tree of threads, which is closed after the test."""
     formed: list[GlooGroup] = []
 
@@ -86,7 +86,7 @@ def reduce_alone(group: GlooGroup) -> tuple[list[float], list[float]]:
 
 
 @in_all
-def test_all_members_have_the_same_sums_and_maxima(form: Form, on_ranks: OnRanks, size: int, fan_out: int) -> None:
+def test_all_members_have_the_same_sums_and_maxima(form: Form, size: int, fan_out: int) -> None:
     groups = form(size, fan_out)
     inf = math.inf
 
@@ -106,7 +106,7 @@ def test_all_members_have_the_same_sums_and_maxima(form: Form, on_ranks: OnRanks
 
 @in_one_and_a_tree
 @pytest.mark.parametrize("given", [([], [1.0]), ([1.0], []), ([], [])])
-def test_either_list_may_be_empty(form: Form, on_ranks: OnRanks, given: Any, size: int, fan_out: int) -> None:
+def test_either_list_may_be_empty(form: Form, given: Any, size: int, fan_out: int) -> None:
     groups = form(size, fan_out)
     sums, maxima = given
     assert on_ranks(size, lambda rank: groups[rank].reduce(sums, maxima)) == [([size * x for x in sums], maxima)] * size
@@ -115,9 +115,7 @@ def test_either_list_may_be_empty(form: Form, on_ranks: OnRanks, given: Any, siz
 
 
 @pytest.mark.parametrize(("size", "fan_out"), [(2, MANY), (3, MANY), (7, 3)])
-def test_many_numbers_are_reduced_in_pieces(
-    form: Form, on_ranks: OnRanks, limit: Limit, size: int, fan_out: int
-) -> None:
+def test_many_numbers_are_reduced_in_pieces(form: Form, limit: Limit, size: int, fan_out: int) -> None:
     groups, total = form(size, fan_out), sum(range(size))
     for (piece, most), summed in itertools.product(((6, 200), (1000, 2000)), (0, 5, 7, 20)):
         limit(gloo, PIECE=piece * 8)
@@ -137,7 +135,7 @@ def test_many_numbers_are_reduced_in_pieces(
 @pytest.mark.parametrize("piece", [24, 2**20])
 @in_all
 def test_bytes_of_any_length_are_collected_in_member_order(
-    form: Form, on_ranks: OnRanks, limit: Limit, size: int, fan_out: int, piece: int
+    form: Form, limit: Limit, size: int, fan_out: int, piece: int
 ) -> None:
     limit(gloo, PIECE=piece)
     limit(tree, _MOST_HELD=2 * piece * size)
@@ -156,7 +154,7 @@ def test_bytes_of_any_length_are_collected_in_member_order(
 @pytest.mark.parametrize("piece", [24, 2**20])
 @in_all
 def test_a_tally_has_equal_contents_once_with_their_members(
-    form: Form, on_ranks: OnRanks, limit: Limit, size: int, fan_out: int, piece: int
+    form: Form, limit: Limit, size: int, fan_out: int, piece: int
 ) -> None:
     limit(gloo, PIECE=piece)
     groups = form(size, fan_out)
@@ -180,7 +178,7 @@ def test_a_tally_has_equal_contents_once_with_their_members(
 @in_one_and_a_tree
 @pytest.mark.parametrize("how", ["tally", "collect"])
 def test_oversized_messages_are_refused_and_the_group_stays_usable(
-    form: Form, on_ranks: OnRanks, limit: Limit, how: str, size: int, fan_out: int
+    form: Form, limit: Limit, how: str, size: int, fan_out: int
 ) -> None:
     groups = form(size, fan_out)
     limit(gloo, MOST_GATHERED=100, MOST_COLLECTED=100)
@@ -204,7 +202,7 @@ def test_oversized_messages_are_refused_and_the_group_stays_usable(
 
 
 @pytest.mark.parametrize("length", [-1, 2**62])
-def test_an_absurd_announced_length_raises_no_memory_error(on_ranks: OnRanks, length: int) -> None:
+def test_an_absurd_announced_length_raises_no_memory_error(length: int) -> None:
     store = dist.HashStore()
 
     def give(rank: int) -> None:
@@ -219,7 +217,7 @@ def test_an_absurd_announced_length_raises_no_memory_error(on_ranks: OnRanks, le
     on_ranks(2, give)
 
 
-def test_data_of_another_version_is_refused(form: Form, on_ranks: OnRanks) -> None:
+def test_data_of_another_version_is_refused(form: Form) -> None:
     groups = form(5, 2)
 
     def announce(rank: int) -> None:
@@ -253,7 +251,7 @@ ITS_CONTENT = struct.pack("<IQII", 1, 2, 2, 2) + b"ab"  # two bytes of the membe
     ],
     ids=["sound", "cut off", "longer", "without a length", "without members"],
 )
-def test_malformed_tallies_are_refused(form: Form, on_ranks: OnRanks, sent: bytes, is_refused: bool) -> None:
+def test_malformed_tallies_are_refused(form: Form, sent: bytes, is_refused: bool) -> None:
     """Member 2 sends what another version might; member 1 is the first of its group."""
     groups = form(3, 2, timeout=SOON, parts=True)
 
@@ -306,7 +304,7 @@ def test_waiting_for_a_stalled_member_ends_at_the_limit(form: Form, size: int, f
 
 
 @pytest.mark.parametrize(("size", "fan_out"), [(2, MANY), (7, 3)])
-def test_a_late_member_within_the_timeout_is_waited_for(form: Form, on_ranks: OnRanks, size: int, fan_out: int) -> None:
+def test_a_late_member_within_the_timeout_is_waited_for(form: Form, size: int, fan_out: int) -> None:
     looked: list[int] = []
     may_go = threading.Event()
 
@@ -339,9 +337,7 @@ def test_waiting_ends_soon_after_is_over_returns_true(form: Form, after: float) 
 
 @pytest.mark.parametrize(("size", "fan_out", "lost"), [(2, MANY, 1), *((9, 3, lost) for lost in (0, 1, 2, 4, 8))])
 @pytest.mark.parametrize("how", ["reduce", "tally", "collect"])
-def test_all_other_members_notice_a_lost_member(
-    form: Form, on_ranks: OnRanks, size: int, fan_out: int, lost: int, how: str
-) -> None:
+def test_all_other_members_notice_a_lost_member(form: Form, size: int, fan_out: int, lost: int, how: str) -> None:
     """As in the exchange, a member that detects it closes its groups."""
     groups = form(size, fan_out, timeout=60.0)
     noticed: dict[int, tuple[float, str]] = {}  # after how many seconds, and how
@@ -364,9 +360,7 @@ def test_all_other_members_notice_a_lost_member(
 
 
 @pytest.mark.parametrize(("below", "all_formed"), [(True, True), (False, False)])
-def test_lower_levels_learn_whether_upper_groups_have_formed(
-    form: Form, on_ranks: OnRanks, below: bool, all_formed: bool
-) -> None:
+def test_lower_levels_learn_whether_upper_groups_have_formed(form: Form, below: bool, all_formed: bool) -> None:
     groups = form(9, 3, parts=True)
 
     def hand_down(rank: int) -> bool:

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
+from fakes import on_ranks
 from limits import Limit
 
 from dist_wandb.errors import RendezvousError
@@ -19,8 +20,6 @@ from dist_wandb.job import job_identity
 from dist_wandb.job.job_identity import agree_on_base_id, learn_layout
 from dist_wandb.job.job_store import JobStore, RankValues, SharedList
 from dist_wandb.job.topology import Topology
-
-OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 
 PATIENCE = 30.0  # seconds, if the other ranks arrive
 SHORT = 0.05  # seconds, if they do not
@@ -101,7 +100,7 @@ def test_a_missing_key_is_named_with_the_rank_that_should_publish_it(at: At) -> 
     assert "or raise join_timeout" in str(late.value)
 
 
-def test_every_rank_gets_all_values_in_rank_order(at: At, on_ranks: OnRanks) -> None:
+def test_every_rank_gets_all_values_in_rank_order(at: At) -> None:
     def act(number: int) -> list[str] | None:
         values = RankValues(at(number, 5), "node")
         values.publish(f"host-{number}")
@@ -217,9 +216,7 @@ def agree(at: At, number: int, requested: str | None = None, proposed: str | Non
 
 
 @pytest.mark.parametrize(("requested", "agreed"), [(None, "proposal-0"), ("mine", "mine")])
-def test_the_users_id_is_used_or_the_proposal_of_rank_0(
-    at: At, on_ranks: OnRanks, requested: str | None, agreed: str
-) -> None:
+def test_the_users_id_is_used_or_the_proposal_of_rank_0(at: At, requested: str | None, agreed: str) -> None:
     assert on_ranks(3, lambda number: agree(at, number, requested, f"proposal-{number}")) == [agreed] * 3
 
 
@@ -270,9 +267,7 @@ def my_node(monkeypatch: pytest.MonkeyPatch) -> threading.local:
 
 
 @pytest.mark.parametrize("nodes", [["a", "a", "b"], ["a", "b", "a"], ["a", "a", "a"], ["a", "b", "c"]], ids="".join)
-def test_ranks_learn_the_layout_over_nodes(
-    at: At, on_ranks: OnRanks, my_node: threading.local, nodes: list[str]
-) -> None:
+def test_ranks_learn_the_layout_over_nodes(at: At, my_node: threading.local, nodes: list[str]) -> None:
     def learn(number: int) -> Topology:
         my_node.node = nodes[number]
         return learn_layout(at(number, 3), rank(number, 3), needed=True)
@@ -298,9 +293,7 @@ def publishing_together(number: int) -> Callable[[RankValues, Any], bool]:
     return publish_and_gather
 
 
-def test_one_rank_reports_the_missing_ranks_to_all(
-    at: At, on_ranks: OnRanks, my_node: threading.local, limit: Limit
-) -> None:
+def test_one_rank_reports_the_missing_ranks_to_all(at: At, my_node: threading.local, limit: Limit) -> None:
     """Ranks 8 to 15, a node, do not arrive. Only one rank reads the list of the others."""
     reads: list[int] = []
     read = RankValues.read
@@ -333,7 +326,7 @@ def test_each_rank_checks_itself_if_the_elected_one_is_gone(at: At, my_node: thr
 
 
 def test_a_delayed_rank_does_not_delay_the_others_further(
-    at: At, on_ranks: OnRanks, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank has the first index, but sets its value after all others. It is the one that finds the list complete."""
     publish = JobStore.publish
@@ -357,9 +350,7 @@ def test_a_delayed_rank_does_not_delay_the_others_further(
     assert time.monotonic() - began < PATIENCE / 2
 
 
-def test_another_rank_publishes_the_layout_if_the_last_one_dies(
-    at: At, on_ranks: OnRanks, my_node: threading.local
-) -> None:
+def test_another_rank_publishes_the_layout_if_the_last_one_dies(at: At, my_node: threading.local) -> None:
     SharedList(at(0, 3), "node").append([0, "a"])  # and then it dies, before it finds that it is the last one
 
     def learn(index: int) -> Topology:

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from fakes import FakeWandb, Job, OnRanks
+from fakes import FakeWandb, Job, on_ranks
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job.topology import Topology
@@ -54,7 +54,7 @@ def test_a_part_of_a_tensor_is_refused_without_communication() -> None:
 
 @pytest.mark.parametrize("reduce", ["mean", None])
 def test_a_session_logs_replicated_tensors_with_and_without_reduction(
-    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, reduce: Any
+    fake_wandb: FakeWandb, job: Job, reduce: Any
 ) -> None:
     sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)], reduce=reduce)
     for session in sessions:

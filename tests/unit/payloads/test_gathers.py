@@ -21,7 +21,7 @@ import pytest
 import torch
 import wandb
 from devices import StandIn
-from fakes import FakeWandb, Job, OnRanks
+from fakes import FakeWandb, Job, on_ranks
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
@@ -492,7 +492,7 @@ def ranks(world_size: int, nodes: int = 1) -> list[Topology]:
 
 
 @pytest.fixture
-def log_everywhere(on_ranks: OnRanks) -> Log:
+def log_everywhere() -> Log:
     """Every rank logs a table together with numbers, and ends."""
 
     def log(sessions: list[Any]) -> None:

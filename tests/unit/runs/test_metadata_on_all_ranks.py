@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 import wandb
 from config_jobs import begin_to_open
-from fakes import TWO, FakeWandb, Job
+from fakes import TWO, FakeWandb, Job, open_rank
 from units import eventually
 from wandb.sdk.wandb_summary import Summary
 
@@ -20,17 +20,14 @@ from dist_wandb.lightning.session_holder import GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import METADATA
-from dist_wandb.session import opener
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
 
 NODES = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
-LIMITS = Limits(join_timeout=0.3, finish_timeout=0.3, heartbeat=0.05)
 
 
 def alone(rank: int) -> Session:
-    options, given = Options(limits=LIMITS), {"id": "exp"}
-    return opener.open_session(options, given, integration="test", topology=TWO[rank], number=1, create_new=False)
+    limits = {"join_timeout": 0.3, "finish_timeout": 0.3, "heartbeat": 0.05}
+    return open_rank(rank, wandb_init={"id": "exp"}, limits=limits, create_new=False)
 
 
 def test_a_rank_without_a_run_receives_all_metadata(job: Job, fake_wandb: FakeWandb) -> None:

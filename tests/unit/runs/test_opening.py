@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import wandb
-from fakes import TWO, FakeRun, FakeWandb, Job, OnRanks
+from fakes import THREE, TWO, FakeRun, FakeWandb, Job, on_ranks, open_rank
 from limits import Limit
 
 import dist_wandb
@@ -16,15 +16,8 @@ from dist_wandb.errors import ConfigurationError, UnavailableError
 from dist_wandb.job.topology import Topology
 from dist_wandb.runs import opening
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session import opener
-from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
 
 DEAD = wandb.errors.CommError("Timed out\ninitializing run.")
-
-
-def attached(options: Options, given: dict[str, Any], topology: Topology, *, create_new: bool = False) -> Session:
-    return opener.open_session(options, given, integration="test", topology=topology, number=1, create_new=create_new)
 
 
 class Unreliable:
@@ -156,13 +149,12 @@ def test_if_the_primary_is_offline_so_are_its_secondaries(job: Job, unreliable: 
 
 
 @pytest.mark.usefixtures("store")
-def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> None:
+def test_strict_is_an_error_on_all_ranks(unreliable: Any) -> None:
     wandb_ = unreliable(rank_0_online=1)
-    options = Options("shared", strict=True, limits=Limits(join_timeout=60.0))
 
     def open_one(rank: int) -> str:
         with pytest.raises(UnavailableError) as raised:
-            attached(options, {"id": "exp"}, TWO[rank], create_new=True)
+            open_rank(rank, wandb_init={"id": "exp"}, run_mode="shared", strict=True, limits={"join_timeout": 60.0})
         return str(raised.value)
 
     first, second = on_ranks(2, open_one)
@@ -172,14 +164,12 @@ def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> 
 
 
 @pytest.mark.usefixtures("store")
-def test_a_refused_run_is_an_error_on_all_its_writers(
-    on_ranks: OnRanks, unreliable: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_run_is_an_error_on_all_its_writers(unreliable: Any, caplog: pytest.LogCaptureFixture) -> None:
     wandb_ = unreliable(wandb.errors.CommError("permission denied"), rank_0_online=1)
 
     def open_one(rank: int) -> str:
         with pytest.raises((wandb.errors.CommError, ConfigurationError)) as raised:
-            attached(Options("shared"), {"id": "exp"}, TWO[rank], create_new=True)
+            open_rank(rank, wandb_init={"id": "exp"}, run_mode="shared")
         return str(raised.value)
 
     first, second = on_ranks(2, open_one)
@@ -192,15 +182,14 @@ def test_a_refused_run_is_an_error_on_all_its_writers(
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("reduce", ["auto", None])
 def test_if_the_only_run_is_refused_the_other_ranks_say_so_and_do_not_wait(
-    on_ranks: OnRanks, unreliable: Any, caplog: pytest.LogCaptureFixture, reduce: Any
+    unreliable: Any, caplog: pytest.LogCaptureFixture, reduce: Any
 ) -> None:
     unreliable(wandb.errors.CommError("permission denied"), online=1)
-    options = Options(reduce=reduce, limits=Limits(join_timeout=600.0, finish_timeout=600.0))
+    limits = {"join_timeout": 600.0, "finish_timeout": 600.0}
 
     def train(rank: int) -> bool:
-        place = Topology(rank, rank, 0, 3, 3, 1)
         try:
-            session = attached(options, {"id": "exp"}, place, create_new=True)
+            session = open_rank(THREE[rank], wandb_init={"id": "exp"}, reduce=reduce, limits=limits)
         except wandb.errors.CommError:
             return False
         session.log({"loss": 0.5}, step=0)
@@ -227,7 +216,7 @@ def test_a_secondary_retries(job: Job, unreliable: Any) -> None:
 
 
 def test_a_secondary_that_cannot_attach_writes_to_disk_alone(
-    job: Job, unreliable: Any, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+    job: Job, unreliable: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     wandb_ = unreliable(rank_1_online=3)
     first, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
@@ -241,11 +230,10 @@ def test_a_secondary_that_cannot_attach_writes_to_disk_alone(
 @pytest.mark.usefixtures("store")
 def test_a_rank_that_attaches_for_hardware_sends_the_primarys_arguments(fake_wandb: FakeWandb) -> None:
     nodes = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
-    options = Options(system_metrics="all-nodes", limits=Limits(join_timeout=30.0))
     mine = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
     theirs = {"id": "exp", "name": "other", "tags": ["t"], "config": {"lr": 0.2}}
     for topology, given in zip(nodes, (mine, theirs), strict=True):
-        attached(options, given, topology)
+        open_rank(topology, wandb_init=given, create_new=False, system_metrics="all-nodes")
     first, second = fake_wandb.arguments
     assert {name: second[name] for name in mine} == {name: first[name] for name in mine} == mine
     assert second["settings"].x_label == "worker-1"
@@ -259,22 +247,17 @@ def test_a_node_that_cannot_attach_for_hardware_trains_without_it(
     nodes = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
     unreliable(**{"worker-1_online": 9})
     for topology in nodes:
-        options = Options(system_metrics="all-nodes", limits=Limits(join_timeout=30.0))
-        attached(options, {"id": "exp"}, topology)
+        open_rank(topology, wandb_init={"id": "exp"}, create_new=False, system_metrics="all-nodes")
     assert "rank 1 does not record the hardware of its node: " in caplog.text
     assert len(fake_wandb.runs) == 1
 
 
 @pytest.mark.usefixtures("store")
 def test_if_the_primary_refuses_its_arguments_the_other_ranks_say_why() -> None:
-    def open_one(rank: int, unit: list[int] | None) -> None:
-        options = Options("shared", limits=Limits(join_timeout=30.0), unit=unit)
-        attached(options, {}, TWO[rank], create_new=True)
-
     with pytest.raises(ConfigurationError, match="Rank 0 is the primary of the job, but it is not in unit"):
-        open_one(0, [1])
+        open_rank(0, run_mode="shared", unit=[1])
     with pytest.raises(ConfigurationError, match="Rank 0 opens no run: Rank 0 is the primary of the job"):
-        open_one(1, None)
+        open_rank(1, run_mode="shared")
 
 
 def test_a_sidecar_that_cannot_be_written_does_not_end_the_training(
@@ -291,15 +274,14 @@ def test_a_sidecar_that_cannot_be_written_does_not_end_the_training(
 
 def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeWandb) -> None:
     assert store is not None
-    options = Options("shared", reduce=None, limits=Limits(join_timeout=60.0, finish_timeout=0.2))
-    given = {"id": "exp"}
-    first = attached(options, given, TWO[0])
+    given: dict[str, Any] = {"wandb_init": {"id": "exp"}, "run_mode": "shared", "reduce": None}
+    first = open_rank(0, **given, limits={"finish_timeout": 0.2})
     row = {"loss": 0.5}
     first.log(row, step=0)
     row["loss"] = 7.0
     assert not first.flush(0.15)
     assert fake_wandb.runs[0].rows == []
-    second = attached(options, given, TWO[1])
+    second = open_rank(1, **given, limits={"finish_timeout": 0.2})
     assert first.flush(20)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 0}]
     second.log({"loss": 1.5}, step=0)

@@ -43,8 +43,8 @@ def run() -> Picky:
     return Picky()
 
 
-def writer(run: Any, rank: int = 3) -> RunWriter:
-    return RunWriter(run, plan_run(Topology.single(), "auto", "global", "base"), "global_step", rank)
+def writer(run: Any) -> RunWriter:
+    return RunWriter(run, plan_run(Topology.single(), "auto", "global", "base"), "global_step", 3)
 
 
 class Unspeakable:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import wandb
-from fakes import TWO, FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, on_ranks
 
 import dist_wandb
 from dist_wandb.runs import interception, wandb_private
@@ -93,7 +93,7 @@ def test_the_replacement_of_a_lost_run_is_intercepted_too(alone: FakeWandb, monk
     assert "log" not in vars(second)
 
 
-def test_rows_of_all_ranks_are_reduced(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+def test_rows_of_all_ranks_are_reduced(fake_wandb: FakeWandb, job: Job) -> None:
     sessions = job(TWO)
 
     def work(rank: int) -> None:
@@ -113,7 +113,7 @@ def test_rows_of_all_ranks_are_reduced(fake_wandb: FakeWandb, job: Job, on_ranks
     ]
 
 
-def test_the_users_own_run_on_a_rank_without_a_run_keeps_its_log(job: Job, on_ranks: OnRanks) -> None:
+def test_the_users_own_run_on_a_rank_without_a_run_keeps_its_log(job: Job) -> None:
     sessions = job(TWO)
     mine = SimpleNamespace(log=lambda _: None)
     wandb.run, wandb.log = mine, mine.log  # type: ignore[assignment]
@@ -122,7 +122,7 @@ def test_the_users_own_run_on_a_rank_without_a_run_keeps_its_log(job: Job, on_ra
 
 
 @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**40, 2**53])
-def test_steps_may_be_as_large_as_token_counts(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, step: int) -> None:
+def test_steps_may_be_as_large_as_token_counts(fake_wandb: FakeWandb, job: Job, step: int) -> None:
     sessions = job(TWO)
 
     def work(rank: int) -> None:

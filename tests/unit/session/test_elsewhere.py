@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from fakes import THREE, FakeWandb, Job, OnRanks
+from fakes import THREE, FakeWandb, Job, on_ranks
 from processes import clean_environment
 from units import eventually
 from wandb.sdk.internal import profiler
@@ -28,7 +28,7 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
 
 
-def test_an_alert_of_all_ranks_is_sent_once_for_each_time(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+def test_an_alert_of_all_ranks_is_sent_once_for_each_time(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(THREE)
 
     def alert(rank: int) -> None:
@@ -132,7 +132,7 @@ def test_a_copy_of_a_session_is_the_session(job: Job) -> None:
         assert copy.copy(session) is session
 
 
-def test_a_deep_copy_of_what_stands_in_for_a_run_logs(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+def test_a_deep_copy_of_what_stands_in_for_a_run_logs(job: Job, fake_wandb: FakeWandb) -> None:
     """As wandb's run, which is its own deep copy."""
     sessions = job(THREE)
     for rank, session in enumerate(sessions):
@@ -172,7 +172,7 @@ def test_a_disabled_run_takes_every_call(
     assert session.summary["late"] == 1
 
 
-def test_disabled_runs_take_every_row_on_all_ranks(job: Job, on_ranks: OnRanks) -> None:
+def test_disabled_runs_take_every_row_on_all_ranks(job: Job) -> None:
     sessions = job(THREE, lambda _: {"mode": "disabled"})
 
     def log(rank: int) -> None:

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import wandb
-from fakes import THREE, TWO, FakeWandb, Job, Meeting, OnRanks, open_rank
+from fakes import THREE, TWO, FakeWandb, Job, Meeting, on_ranks, open_rank
 from limits import Limit
 from units import eventually, live_exchanges
 
@@ -90,7 +90,7 @@ UNKNOWN = [Topology(rank, None, None, 2, None, None) for rank in range(2)]
 
 
 @pytest.mark.usefixtures("store")
-def test_the_layout_is_learnt_even_if_no_plan_needs_it(on_ranks: OnRanks, limit: Limit) -> None:
+def test_the_layout_is_learnt_even_if_no_plan_needs_it(limit: Limit) -> None:
     limit(job_identity, _OPTIONAL_TIMEOUT=20.0)
     sessions = on_ranks(2, lambda rank: open_rank(UNKNOWN[rank]))
     assert [session.topology.knows_layout for session in sessions] == [True, True]
@@ -256,9 +256,7 @@ def test_a_writer_of_a_continued_run_does_not_wait_for_its_primary_for_ever(
         one.finish(1)
 
 
-def test_another_rank_of_a_node_writes_its_run_if_the_first_one_does_not(
-    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks
-) -> None:
+def test_another_rank_of_a_node_writes_its_run_if_the_first_one_does_not(job: Job, fake_wandb: FakeWandb) -> None:
     ranks = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
     options: dict[str, Any] = {"rank_scope": "worker", "system_metrics": "all-nodes", "limits": {"join_timeout": 1.0}}
     here = job([ranks[rank] for rank in (0, 1, 3)], lambda _: {"id": "exp", "name": "n"}, **options)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from docstrings import documented_options
-from fakes import TWO, FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, on_ranks
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
@@ -139,9 +139,7 @@ def test_another_x_axis_is_written_only_with_a_given_step(fake_wandb: FakeWandb,
     assert fake_wandb.runs[0].rows == [{"loss": 0.5}, {"loss": 0.4, **({axis: 3} if axis else {})}]
 
 
-def test_dir_of_a_session_lists_public_names_and_those_of_its_run(
-    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks
-) -> None:
+def test_dir_of_a_session_lists_public_names_and_those_of_its_run(fake_wandb: FakeWandb, job: Job) -> None:
     sessions = job(TWO)
     for session in sessions:
         names = set(dir(session))
@@ -153,7 +151,7 @@ def test_dir_of_a_session_lists_public_names_and_those_of_its_run(
     on_ranks(2, lambda rank: sessions[rank].finish())
 
 
-def test_a_notebook_links_to_the_run_on_all_ranks(job: Job, on_ranks: OnRanks) -> None:
+def test_a_notebook_links_to_the_run_on_all_ranks(job: Job) -> None:
     sessions = job(TWO)
     page = f"https://wandb.example/team/digits/runs/{sessions[0].id}"
     for session in sessions:

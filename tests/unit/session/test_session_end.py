@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import wandb
-from fakes import TWO, FakeWandb, Job, OnRanks, open_rank
+from fakes import TWO, FakeWandb, Job, on_ranks, open_rank
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
@@ -35,7 +35,7 @@ def test_a_closed_stderr_affects_no_run(fake_wandb: FakeWandb) -> None:
 
 
 def test_a_session_that_cannot_be_ended_does_not_keep_others_from_it(
-    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     sessions = job(TWO, lambda _: {"mode": "offline"}, run_mode="shared")
     for run in fake_wandb.runs:
@@ -60,7 +60,7 @@ def test_a_timeout_is_an_error_of_finish_if_the_settings_ask_for_it(
 
 
 def test_a_row_that_cannot_be_processed_costs_no_other(
-    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     sessions, post = job(TWO), Rows.post
 
@@ -124,9 +124,7 @@ def test_a_job_without_a_store_finishes_at_once_with_its_own_rows(
 
 
 @pytest.mark.parametrize("how", ["run.finish", "wandb.finish", "block"])
-def test_pending_rows_are_written_before_the_user_finishes_the_run(
-    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, how: str
-) -> None:
+def test_pending_rows_are_written_before_the_user_finishes_the_run(fake_wandb: FakeWandb, job: Job, how: str) -> None:
     sessions = job(TWO)
     run = sessions[0].run
     wandb.run = run  # type: ignore[assignment]
@@ -176,7 +174,6 @@ def test_ranks_without_a_run_notice_that_the_user_finished_it(
 def test_finishing_a_run_ends_all_sessions_that_log_to_it(
     fake_wandb: FakeWandb,
     store: dist.Store,  # noqa: ARG001  # they meet there
-    on_ranks: OnRanks,
 ) -> None:
     """A logger without an id uses the open run: otherwise ``wandb.run`` stays set on a rank without a run."""
 
@@ -269,7 +266,7 @@ def test_finish_returns_within_its_limit_and_after_a_failure_at_once(
     assert fake_wandb.runs[0].exit_codes == [exit_code]
 
 
-def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
+def test_log_after_finish_is_an_error(job: Job) -> None:
     sessions = job(TWO)
     on_ranks(2, lambda rank: sessions[rank].finish())
     for rank, session in enumerate(sessions):
@@ -280,7 +277,7 @@ def test_log_after_finish_is_an_error(job: Job, on_ranks: OnRanks) -> None:
         assert session.flush()
 
 
-def test_a_signal_handler_may_finish_while_a_row_is_logged(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+def test_a_signal_handler_may_finish_while_a_row_is_logged(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(TWO)
     put = CollectiveExchange.put
 

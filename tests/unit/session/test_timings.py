@@ -6,13 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fakes import FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, on_ranks, ranks
 
-from dist_wandb.job.topology import Topology
 from dist_wandb.session.sections import Sections
 from dist_wandb.session.session import Session
 
-FOUR, TWO = ([Topology(rank, rank, 0, size, size, 1) for rank in range(size)] for size in (4, 2))
+FOUR = ranks(4)
 MS = 1_000_000  # nanoseconds
 STEP = 200  # milliseconds that all ranks take for a step, because they wait for each other
 
@@ -60,7 +59,7 @@ def test_timings_in_a_row_have_the_mean_and_the_spread(job: Job, fake_wandb: Fak
 
 
 def test_a_weight_beside_timings_is_that_of_all_other_values(
-    job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb, recwarn: pytest.WarningsRecorder
+    job: Job, fake_wandb: FakeWandb, recwarn: pytest.WarningsRecorder
 ) -> None:
     """Also of those that are nested; the row may have others than numbers."""
     sessions = job(TWO)

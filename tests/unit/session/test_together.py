@@ -15,7 +15,7 @@ import pytest
 import torch
 import torchmetrics
 from counting import CountedStore, Counts
-from fakes import TWO, FakeWandb, Job, Meeting, OnRanks, open_rank
+from fakes import TWO, FakeWandb, Job, Meeting, on_ranks, open_rank
 from limits import Limit
 from units import SOON, eventually, live_exchanges
 
@@ -66,7 +66,7 @@ def test_in_third_place_a_bool_is_commit_and_a_number_the_weight(job: Job, fake_
     eventually(lambda: [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0, 1.5])
 
 
-def test_two_open_sessions_do_not_mix_and_end_in_any_order(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+def test_two_open_sessions_do_not_mix_and_end_in_any_order(job: Job, fake_wandb: FakeWandb) -> None:
     one = job(TWO)
 
     def work(rank: int) -> None:
@@ -97,7 +97,7 @@ def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb
 
 
 @pytest.mark.usefixtures("store")
-def test_a_rank_without_a_run_reads_a_frameworks_x_axis(on_ranks: OnRanks) -> None:
+def test_a_rank_without_a_run_reads_a_frameworks_x_axis() -> None:
     """As on the rank with the run."""
     axis = "trainer/global_step"
     limits = {"finish_timeout": 30.0, "heartbeat": 0.05}
@@ -108,9 +108,7 @@ def test_a_rank_without_a_run_reads_a_frameworks_x_axis(on_ranks: OnRanks) -> No
     on_ranks(2, lambda rank: sessions[rank].finish())
 
 
-def test_nested_values_are_nested_in_the_run_whichever_rank_logs_them(
-    job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb
-) -> None:
+def test_nested_values_are_nested_in_the_run_whichever_rank_logs_them(job: Job, fake_wandb: FakeWandb) -> None:
     """As with wandb alone, whose summary has a dictionary then. Names with a dot stay as they are."""
     sessions = job(TWO, reduce={"d.n.tokens": "sum"})
     for rank, session in enumerate(sessions):
@@ -130,9 +128,7 @@ def test_nested_values_are_nested_in_the_run_whichever_rank_logs_them(
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_text_that_the_primary_never_logs_is_named(
-    job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_text_that_the_primary_never_logs_is_named(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     sessions = job(TWO)
     sessions[0].log({"loss": 0.5, "note": "a", "other": "b"}, step=0)
     sessions[1].log({"loss": 0.5, "note": "c", "sample": "d", "nested": {"list": [1, 2]}}, step=0)
@@ -152,7 +148,7 @@ def test_a_step_may_be_any_integer(job: Job, fake_wandb: FakeWandb, step: Any) -
 
 
 def test_calls_of_one_step_are_one_row_also_if_another_thread_was_the_first_to_log(
-    job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks
+    job: Job, fake_wandb: FakeWandb
 ) -> None:
     sessions = job(TWO)
     for rank, session in enumerate(sessions):
@@ -358,7 +354,7 @@ MISSPELT = {"los": "sum", "loss": "mean", "*": "max"}
 UNUSED = "has patterns that apply to no name that rank 0 has logged or combined:"
 
 
-def warned_at_the_end(sessions: list[Session], on_ranks: OnRanks) -> list[str]:
+def warned_at_the_end(sessions: list[Session]) -> list[str]:
     """Return the warnings of patterns."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -383,18 +379,16 @@ def warned_at_the_end(sessions: list[Session], on_ranks: OnRanks) -> list[str]:
         ),
     ],
 )
-def test_misspelt_names_warn_once_at_the_end(
-    job: Job, on_ranks: OnRanks, named: dict[str, Any], told: dict[str, str]
-) -> None:
+def test_misspelt_names_warn_once_at_the_end(job: Job, named: dict[str, Any], told: dict[str, str]) -> None:
     sessions = job(TWO, spread=["los", "accuracy*"], **named)
     for session in sessions:
         session.log({"loss": 0.5, "accuracy": 0.5, "note": "a", "step": None}, 0, {"los": 3, "loss": 2})
-    messages = [message.partition(". ")[0] for message in warned_at_the_end(sessions, on_ranks)]
+    messages = [message.partition(". ")[0] for message in warned_at_the_end(sessions)]
     assert messages == [f"{argument} {UNUSED} {names}" for argument, names in told.items()]
 
 
 def test_warnings_turned_into_errors_do_not_prevent_finishing(
-    job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     sessions = job(TWO, reduce=MISSPELT)
     for session in sessions:
@@ -423,10 +417,10 @@ LOSS = {"loss": 0.5}
     ids=["nothing was logged", "all matched", "but the star", "one for all", "one, nothing", "callback", "of rank 1"],
 )
 def test_patterns_do_not_warn_if_used_or_if_nothing_was_logged(
-    job: Job, on_ranks: OnRanks, reduce: Any, logged: tuple[dict[str, float], ...]
+    job: Job, reduce: Any, logged: tuple[dict[str, float], ...]
 ) -> None:
     sessions = job(TWO, reduce=reduce)
     for session, metrics in zip(sessions, logged, strict=True):
         if metrics:
             session.log(metrics, 0)
-    assert warned_at_the_end(sessions, on_ranks) == []
+    assert warned_at_the_end(sessions) == []

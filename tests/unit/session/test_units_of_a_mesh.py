@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from fakes import FakeWandb, Job
+from fakes import FakeWandb, Job, ranks
 
 from dist_wandb.errors import ConfigurationError, DistWandbError
-from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.gathers import gathered_table
 from dist_wandb.session.session import Session
 
-FOUR = [Topology(rank, rank, 0, 4, 4, 1) for rank in range(4)]
+FOUR = ranks(4)
 
 
 def log_ranks(sessions: list[Session]) -> None:

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import pydantic
 import pytest
-from fakes import FakeWandb, Job
+from fakes import TWO, FakeWandb, Job
 
 import dist_wandb
-from dist_wandb.job.topology import Topology
 from dist_wandb.settings.config_values import given_values
 
 
@@ -108,7 +107,7 @@ def test_objects_of_values_are_plain_values_of_the_config(
 
 def test_the_config_of_omegaconf_is_resolved(omegaconf: type[DictConfig], fake_wandb: FakeWandb, job: Job) -> None:
     config = omegaconf(mlp=omegaconf(depth=2, sizes="${depth}"))
-    sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)], lambda _: {"config": config})
+    sessions = job(TWO, lambda _: {"config": config})
     expected = {"mlp": {"depth": 2, "sizes": 2}}
     assert fake_wandb.arguments[0]["config"] == expected
     assert [dict(session.config) for session in sessions] == [expected] * 2

@@ -46,8 +46,8 @@ def ranks(layout: list[int], primary: int | None = None) -> list[Topology]:
     ]
 
 
-def plan_all(layout: list[int], mode: str, scope: str, base_id: str = "exp", group: str | None = None) -> Planned:
-    return [(rank, plan_run(rank, mode, scope, base_id, group=group)) for rank in ranks(layout)]
+def plan_all(layout: list[int], mode: str, scope: str) -> Planned:
+    return [(rank, plan_run(rank, mode, scope, "exp")) for rank in ranks(layout)]
 
 
 # --- invariants for any layout ----------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import torch
 from accelerate.utils import DistributedType
 from accelerate_state import set_state
 from fakes import FakeWandb
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from trainers import model, trainer_with
+from transformers import Trainer, TrainerCallback
 from transformers.integrations.integration_utils import WandbCallback
 
 import dist_wandb
@@ -19,36 +20,6 @@ from dist_wandb.settings.reduction import ALREADY_REDUCED, check_reduce, reducti
 from dist_wandb.transformers import without_second_sum
 
 pytestmark = [pytest.mark.usefixtures("fresh_state"), pytest.mark.slow]
-
-SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-
-
-def model() -> BertForSequenceClassification:
-    torch.manual_seed(0)
-    return BertForSequenceClassification(BertConfig(vocab_size=20, max_position_embeddings=8, **SHAPE))
-
-
-def trainer_with(*callbacks: Any, out: Path, **arguments: Any) -> Trainer:
-    data = [{"input_ids": torch.randint(0, 20, (4,)), "labels": index % 2} for index in range(8)]
-    given = {
-        "use_cpu": True,
-        "max_steps": 2,
-        "logging_steps": 1,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "save_strategy": "no",
-        "report_to": "none",
-        "run_name": "tiny",
-        "per_device_train_batch_size": 2,
-        "disable_tqdm": True,
-    }
-    return Trainer(
-        model=model(),
-        args=TrainingArguments(str(out), **{**given, **arguments}),
-        train_dataset=data,
-        eval_dataset=data,
-        callbacks=list(callbacks),
-    )
 
 
 def used(callback: DistWandbCallback | WandbCallback, whole: FakeWandb, out: Path, **arguments: Any) -> dict[str, Any]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import fakes
 import pytest
 import torch.distributed as dist
 from config_jobs import LIMITS, Open
-from fakes import Job, OnRanks
+from fakes import Job, on_ranks
 
 from dist_wandb.job.topology import Topology
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Options
 
 
 @pytest.fixture
@@ -25,30 +22,20 @@ def open_rank(store: dist.Store) -> Iterator[Open]:  # noqa: ARG001  # they meet
     opened: list[Session] = []
 
     def open_one(
-        topology: Topology,
-        config: object = None,
-        wandb_init: Mapping[str, Any] = MappingProxyType({}),
-        limits: Mapping[str, Any] = MappingProxyType({}),
-        **options: Any,
+        topology: Topology, config: object = None, wandb_init: Mapping[str, Any] = MappingProxyType({}), **options: Any
     ) -> Session:
-        session = open_session(
-            Options(limits=replace(LIMITS, **limits), **options),
-            {"mode": "offline", **({} if config is None else {"config": config}), **wandb_init},
-            integration="test",
-            topology=topology,
-            number=1,
-            create_new=False,
-        )
-        opened.append(session)
-        return session
+        given = {"mode": "offline", **({} if config is None else {"config": config}), **wandb_init}
+        limits = {**LIMITS, **options.pop("limits", {})}
+        opened.append(fakes.open_rank(topology, wandb_init=given, limits=limits, create_new=False, **options))
+        return opened[-1]
 
     yield open_one
-    with ThreadPoolExecutor(max(len(opened), 1)) as pool:  # in turn, each would wait for the others' next heartbeat
-        list(pool.map(lambda session: session.finish(1), opened))
+    if opened:  # in turn, each would wait for the others' next heartbeat
+        on_ranks(len(opened), lambda number: opened[number].finish(1))
 
 
 @pytest.fixture
-def job(open_rank: Open, on_ranks: OnRanks) -> Job:
+def job(open_rank: Open) -> Job:
     """Open a session on every rank at once."""
 
     def open_all(topologies: list[Topology], configs: Mapping[int, object] | None = None, **options: Any) -> Any:

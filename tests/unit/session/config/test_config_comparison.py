@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from config_jobs import Colour, Nameless, Open, alike, reads, sync_of
-from fakes import THREE, TWO, FakeWandb, Job, Meeting, OnRanks
+from fakes import THREE, TWO, FakeWandb, Job, Meeting, on_ranks
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -129,7 +129,7 @@ def test_each_rank_keeps_its_own_values_in_new_mode(job: Job) -> None:
 @pytest.mark.parametrize("choice", [{"config_exclude_keys": ["seed"]}, {"config_include_keys": ["lr"]}])
 @pytest.mark.parametrize("config_sync", ["warn", "check"])
 def test_keys_excluded_from_wandb_are_neither_compared_nor_shown(
-    open_rank: Open, on_ranks: OnRanks, choice: Mapping[str, Any], config_sync: str, caplog: pytest.LogCaptureFixture
+    open_rank: Open, choice: Mapping[str, Any], config_sync: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # including warnings of values that W&B cannot store
@@ -183,9 +183,7 @@ def test_malformed_messages_of_a_rank_are_reported_without_traceback(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_check_names_a_rank_whose_config_cannot_be_read(
-    open_rank: Open, store: dist.Store, on_ranks: OnRanks
-) -> None:
+def test_a_check_names_a_rank_whose_config_cannot_be_read(open_rank: Open, store: dist.Store) -> None:
     def open_one(rank: int) -> str:
         if rank == 2:
             keys = JobStore(store, "test/1", THREE[2], 1.0)
@@ -204,9 +202,7 @@ def test_the_comparison_can_be_turned_off(job: Job) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_a_failed_check_raises_the_same_error_on_all_ranks(
-    open_rank: Open, on_ranks: OnRanks, fake_wandb: FakeWandb, mode: str
-) -> None:
+def test_a_failed_check_raises_the_same_error_on_all_ranks(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
     def open_one(rank: int) -> str:
         with pytest.raises(ConfigurationError) as error:
             open_rank(THREE[rank], {"lr": 0.1 * (rank == 2), "seed": 1}, run_mode=mode, config_sync="check")
@@ -270,9 +266,7 @@ def test_a_secret_of_other_ranks_is_missing_with_an_explanation(job: Job) -> Non
 
 
 @pytest.mark.parametrize("disabled", [0, 1])
-def test_a_rank_whose_run_is_disabled_and_no_other_one_is_reported(
-    on_ranks: OnRanks, open_rank: Open, disabled: int
-) -> None:
+def test_a_rank_whose_run_is_disabled_and_no_other_one_is_reported(open_rank: Open, disabled: int) -> None:
     """Nothing is written if it is rank 0's; if it is another one's, its numbers are in no mean."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -285,9 +279,7 @@ def test_a_rank_whose_run_is_disabled_and_no_other_one_is_reported(
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_ranks_that_are_asked_for_different_runs_warn_once_unless_each_has_one(
-    on_ranks: OnRanks, open_rank: Open, mode: str
-) -> None:
+def test_ranks_that_are_asked_for_different_runs_warn_once_unless_each_has_one(open_rank: Open, mode: str) -> None:
     def open_own(rank: int) -> Session:
         wandb_init = {"project": "p", "name": f"rank-{rank}", "id": f"exp-{rank}", "tags": ["a", str(rank)]}
         return open_rank(TWO[rank], None, wandb_init, run_mode=mode)

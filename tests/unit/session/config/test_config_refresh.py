@@ -14,12 +14,7 @@ from dist_wandb.settings.options import Limits, Options
 
 
 class Rank(ConfigSync):
-    """A rank's refreshes and polls, on a simulated clock.
-
-    Args:
-        heartbeat: The session's, in seconds.
-        patch: Sets the clock.
-    """
+    """A rank's refreshes and polls, on a simulated clock."""
 
     def __init__(self, heartbeat: float, patch: pytest.MonkeyPatch) -> None:
         super().__init__(Options(limits=Limits(heartbeat=heartbeat)), TWO[1], None, {})

@@ -15,10 +15,9 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from config_jobs import HEARTBEAT, Open, alike, begin_to_open, connection_of, reads, sync_of
-from fakes import TWO, Job, Meeting, OnRanks
+from fakes import THREE, TWO, Job, Meeting, on_ranks
 from units import eventually
 
-from dist_wandb.job.topology import Topology
 from dist_wandb.session import job_link, registry
 
 
@@ -66,12 +65,11 @@ def test_reads_do_not_wait_for_a_primary_whose_init_has_failed(open_rank: Open) 
     assert time.monotonic() < began + 15  # of 30 s
 
 
-def test_reads_wait_for_the_rank_that_writes_the_run_without_a_primary(open_rank: Open, on_ranks: OnRanks) -> None:
-    ranks = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+def test_reads_wait_for_the_rank_that_writes_the_run_without_a_primary(open_rank: Open) -> None:
     limits = {"join_timeout": 1.0}
 
     def read(index: int) -> tuple[Any, ...]:
-        session = open_rank(ranks[index + 1], {"lr": 0.1 * index}, limits=limits, config_sync="off")
+        session = open_rank(THREE[index + 1], {"lr": 0.1 * index}, limits=limits, config_sync="off")
         config = session.config
         config.update({"own": index})
         return session.id, session.name, config.lr, config, session

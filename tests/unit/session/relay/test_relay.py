@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from fakes import TWO, FakeWandb, Job, OnRanks
+from fakes import TWO, FakeWandb, Job, on_ranks
 from limits import Limit
 from new_process import begin_new_process
 from processes import wait_until
@@ -158,7 +158,7 @@ def test_ranks_that_log_to_a_run_of_their_parent_are_told_the_way_to_a_mean(
     assert caplog.text.count(message) == said
 
 
-def test_rows_of_child_processes_are_reduced_over_ranks(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+def test_rows_of_child_processes_are_reduced_over_ranks(fake_wandb: FakeWandb, job: Job) -> None:
     sessions = job(TWO)
 
     def work(rank: int) -> None:
@@ -259,7 +259,7 @@ class Unreadable:
 
 
 def test_rows_refused_by_the_session_are_reported_and_others_arrive(
-    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+    fake_wandb: FakeWandb, job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     sessions = job(TWO)
     copy = through_a_pickle(sessions[0])
@@ -445,7 +445,7 @@ def read_the_facts(session: dist_wandb.Session) -> None:
     assert session.id in ("exp", None)
 
 
-def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job, on_ranks: OnRanks) -> None:
+def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job) -> None:
     sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1, "net": {"width": 3}}})
     for session in sessions:
         copy = through_a_pickle(session)

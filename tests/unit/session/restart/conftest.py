@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from fakes import FakeWandb, OnRanks
-from restarts import AGENT, Start, ranks
+from fakes import FakeWandb, on_ranks, open_rank, ranks
+from restarts import AGENT, Start
 
 from dist_wandb.job import job_identity, job_store
 from dist_wandb.job.launch import Launch
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
 
 
 @pytest.fixture
-def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> Start:  # noqa: ARG001  # goes first
+def start(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Start:  # noqa: ARG001  # goes first
     """Start a job of two ranks again, with the environment that its launcher sets.
 
     With `agent`, its store outlives the processes, as torchrun's does. Otherwise the ranks use a store that does not
@@ -42,12 +40,7 @@ def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(job_store, "_store_of_agent", lambda *_: met)
         # ranks are threads here, and share one SLURM_PROCID
         monkeypatch.setattr(job_identity, "job_name", lambda _: Launch.detect().slurm_step)
-        given = {"run_mode": "new", "reduce": None, "limits": Limits(join_timeout=10.0), **(options or {})}
-        return on_ranks(
-            world,
-            lambda rank: open_session(
-                Options(**given), arguments, integration="test", topology=ranks(world)[rank], number=number
-            ),
-        )
+        given = {"run_mode": "new", "reduce": None, "limits": {"join_timeout": 10.0}, **(options or {})}
+        return on_ranks(world, lambda rank: open_rank(ranks(world)[rank], wandb_init=arguments, number=number, **given))
 
     return start

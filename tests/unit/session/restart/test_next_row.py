@@ -9,14 +9,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from fakes import FakeRun, FakeWandb, OnRanks
-from restarts import Start, kill, last_warnings, ranks
+from fakes import FakeRun, FakeWandb, on_ranks, open_rank
+from restarts import Start, kill, last_warnings
 
 from dist_wandb.errors import ReadError
 from dist_wandb.runs import wandb_private
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
 
 
 def changing(fake_wandb: FakeWandb, change: Callable[[FakeRun], object]) -> None:
@@ -54,9 +52,9 @@ def row_of_next(session: Session) -> int:
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("reduce", ["mean", None])
 def test_rows_without_a_step_continue_after_those_of_the_resumed_run(
-    start: Start, fake_wandb: FakeWandb, on_ranks: OnRanks, run_mode: str, reduce: str | None
+    start: Start, fake_wandb: FakeWandb, run_mode: str, reduce: str | None
 ) -> None:
-    options = {"run_mode": run_mode, "reduce": reduce, "limits": Limits(heartbeat=0.05)}
+    options = {"run_mode": run_mode, "reduce": reduce, "limits": {"heartbeat": 0.05}}
     kill(start(options={**options, "reduce": None}))
     resumed(fake_wandb, global_step=49, loss=0.5)
     sessions = start(options=options, resume="auto")
@@ -110,20 +108,13 @@ def test_all_writers_of_a_shared_run_continue_at_the_primarys_row(start: Start, 
 
 
 @pytest.mark.usefixtures("store")
-def test_all_writers_of_a_shared_run_start_at_the_primarys_row_of_a_frameworks_axis(
-    fake_wandb: FakeWandb, on_ranks: OnRanks
-) -> None:
+def test_all_writers_of_a_shared_run_start_at_the_primarys_row_of_a_frameworks_axis(fake_wandb: FakeWandb) -> None:
     axis, last = "trainer/global_step", iter([49, 53])
     changing(fake_wandb, lambda run: vars(run).update(resumed=True, summary={axis: next(last)}))
-    options = Options("shared", limits=Limits(join_timeout=10.0))
-    given: dict[str, Any] = {"integration": "test", "number": 1, "step_metric": axis}
-
-    def open_rank(rank: int) -> Session:
-        return open_session(options, {"id": "exp", "resume": "allow"}, topology=ranks(2)[rank], **given)
-
+    given: dict[str, Any] = {"wandb_init": {"id": "exp", "resume": "allow"}, "run_mode": "shared", "step_metric": axis}
     kind = mock.patch.object(wandb_private, "is_wandbs", return_value=True)
     with kind, mock.patch.object(wandb_private, "set_starting_step") as set_starting_step:
-        on_ranks(2, open_rank)
+        on_ranks(2, lambda rank: open_rank(rank, **given))
     assert [step for (_, step), _ in set_starting_step.call_args_list] == [50, 50]
 
 

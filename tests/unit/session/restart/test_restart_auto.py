@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from fakes import FakeWandb, OnRanks
-from restarts import RECORDS, SLURM, Start, given, ids, kill, last_warnings, ranks
+from fakes import FakeWandb, on_ranks, open_rank
+from restarts import RECORDS, SLURM, Start, given, ids, kill, last_warnings
 from strangers import OBSTACLES, give_away
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.job import job_store
-from dist_wandb.session.opener import open_session
 from dist_wandb.session.restart import RestartRecord
 from dist_wandb.session.session import Session
-from dist_wandb.settings.options import Limits, Options
 
 
 @pytest.mark.parametrize("resume", ["auto", True])
@@ -39,17 +37,12 @@ def test_a_second_start_without_resume_makes_new_runs_and_a_new_record(start: St
     assert ids(start(resume="auto")) == ids(second)
 
 
-def test_resume_auto_on_rank_0_alone_is_enough(start: Start, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+def test_resume_auto_on_rank_0_alone_is_enough(start: Start, fake_wandb: FakeWandb) -> None:
     kill(start())
     store = dist.HashStore()
     job_store._store_of_agent = lambda *_: store  # undone together with the fixture's patch
-    options = Options("new", reduce=None, limits=Limits(join_timeout=10.0))
-    on_ranks(
-        2,
-        lambda rank: open_session(
-            options, {"resume": "auto"} if rank == 0 else {}, integration="test", topology=ranks(2)[rank], number=1
-        ),
-    )
+    options: dict[str, Any] = {"run_mode": "new", "reduce": None, "limits": {"join_timeout": 10.0}}
+    on_ranks(2, lambda rank: open_rank(rank, wandb_init={"resume": "auto"} if rank == 0 else {}, **options))
     assert given(fake_wandb, "resume") == ["allow", "allow"]
 
 
