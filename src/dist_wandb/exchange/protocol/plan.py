@@ -35,8 +35,9 @@ class Segment(NamedTuple):
     ranks: tuple[Ranks, ...]  # the contributors to each name
     cells: tuple[int, ...]  # the indices of names that are cells
     axes: tuple[int, ...]  # the indices of names that are x axes
-    starts: Mapping[int, int]  # by lowest rank of a party, the owner first: the index of its first call in its offer
-    places: Mapping[int, tuple[int, ...] | None]  # in the same way: the indices of its names; `None`: of all
+    # by lowest rank of a party, the owner first: the index of its first call in its offer, and the indices of its names
+    # (`None`: of all)
+    parts: Mapping[int, tuple[int, tuple[int, ...] | None]]
     lacks: Mapping[int, Ranks] = {}  # by index of a cell to which not all ranks contribute: those that are missing
 
 
@@ -92,18 +93,17 @@ class Plan:
         lowest = self.party.lowest if self.party else -1
         for segment in self._segments:
             rows, names, slots = segment.rows, len(segment.rows.names), len(segment.axes)
-            start = segment.starts.get(lowest)
+            start, places = segment.parts.get(lowest, (None, None))
             if start is None:
                 sums += [0.0] * ((SUMS * names + slots) * rows.number)
                 maxima += [NOTHING] * (MAXIMA * names * rows.number)
                 continue
-            places = segment.places[lowest]
             for call in self._calls[start : start + rows.number]:
                 own_sums, own_maxima = call.lanes if places is None else placed(call.lanes, places, names)
                 sums += own_sums
                 maxima += own_maxima
                 for at in segment.axes:  # its value is that of the lowest rank whose call has it
-                    giver = next(rank for rank, those in segment.places.items() if those is None or at in those)
+                    giver = next(rank for rank, (_, those) in segment.parts.items() if those is None or at in those)
                     sums.append(_of_axis(number_at(own_sums, own_maxima, at, names)) if giver == self._rank else 0.0)
         numbers: dict[Key, Number] = {}
         for one in self.chosen:
@@ -167,8 +167,8 @@ class Plan:
         table, cells, ranks = self._table, segment.cells, segment.ranks
         names, counts = segment.rows.names, tuple(map(len, ranks))
         missing, wide, high = len(NOBODY.union(*segment.lacks.values())), SUMS * len(names), MAXIMA * len(names)
-        start = segment.starts.get(self.party.lowest) if self.party else None
-        owner, owner_start = next(iter(segment.starts.items()))
+        start, _ = segment.parts.get(self.party.lowest if self.party else -1, (None, None))
+        owner, (owner_start, _) = next(iter(segment.parts.items()))
         first = table.taken.get(owner, 0) + owner_start
         for index in range(segment.rows.number):
             table.serial += 1
@@ -247,9 +247,8 @@ def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None
     """Return the rows that these calls form; `None` if a name has different occurrences."""
     party, owner = next(iter(group.items()))
     if len(group) == 1:  # lockstep
-        ranks, starts = (party.ranks,) * len(owner.names), {party.lowest: party.taken}
-        return Segment(owner, ranks, *cells_and_axes(owner.names, axes), starts, {party.lowest: None})
-    starts = {party.lowest: party.taken for party in group}
+        ranks = (party.ranks,) * len(owner.names)
+        return Segment(owner, ranks, *cells_and_axes(owner.names, axes), {party.lowest: (party.taken, None)})
     occurrences = dict(zip(owner.names, owner.occurrences, strict=True))
     givers: dict[str, list[Ranks]] = {}
     for party, block in group.items():
@@ -259,8 +258,8 @@ def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None
             givers.setdefault(name, []).append(party.ranks)
     names, sets = tuple(occurrences), dict[Ranks, Ranks]()
     index = {name: at for at, name in enumerate(names)}
-    places = {
-        party.lowest: None if block.names == names else tuple([index[name] for name in block.names])
+    parts = {
+        party.lowest: (party.taken, None if block.names == names else tuple([index[name] for name in block.names]))
         for party, block in group.items()
     }
     unions = [NOBODY.union(*givers[name]) for name in names]
@@ -269,7 +268,7 @@ def _joint(group: Mapping[Party, Block], axes: frozenset[str]) -> Segment | None
     has_one_stride = len({block.stride for block in blocks if block.number > 1}) == 1
     number = min(block.number for block in blocks) if has_one_stride else 1
     rows = owner._replace(names=names, occurrences=tuple(occurrences.values()), number=number)
-    return Segment(rows, ranks, *cells_and_axes(names, axes), starts, places)
+    return Segment(rows, ranks, *cells_and_axes(names, axes), parts)
 
 
 def _chosen(table: Table, parties: Sequence[Party], axes: frozenset[str]) -> list[Taken]:
