@@ -98,10 +98,6 @@ def checked_step(step: object, rank: int) -> int:
     return number
 
 
-def are_plain(metrics: Mapping[str, Any]) -> bool:
-    return PLAIN.issuperset(map(type, metrics.values()))
-
-
 def flattened(metrics: Mapping[Any, Any], paths: Paths, rank: int, within: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a row without nested mappings, with a dot between the names as W&B shows them; add to `paths`.
 

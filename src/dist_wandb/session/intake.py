@@ -20,8 +20,9 @@ from dist_wandb.exchange.direct import DirectExchange, WatchingExchange
 from dist_wandb.exchange.interface import Exchange, Hooks
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.notices import Notices
+from dist_wandb.payloads.devices import PLAIN
 from dist_wandb.payloads.gathers import Gathered
-from dist_wandb.payloads.scalars import Weight, are_plain, check_row, checked_step, copied_row, copied_weight, flattened
+from dist_wandb.payloads.scalars import Weight, check_row, checked_step, copied_row, copied_weight, flattened
 from dist_wandb.runs import run_metadata, wandb_media, wandb_private
 from dist_wandb.session import registry
 from dist_wandb.session.job_link import MOVED, JobLink, why_no_run
@@ -102,7 +103,7 @@ class Intake:
             check_row(metrics, rank)
             self._names.update(metrics)
         paths = self.own.summary.paths
-        row = metrics if are_plain(metrics) else flattened(metrics, paths, rank)
+        row = metrics if PLAIN.issuperset(map(type, metrics.values())) else flattened(metrics, paths, rank)
         for value in () if row is metrics else row.values():
             if isinstance(value, Gathered):
                 value.use(rank, wandb_media.image)  # which cannot be used again
@@ -212,7 +213,7 @@ class Intake:
 
     def _copied(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of a row, with what W&B stores of its media now: the script may change them."""
-        if are_plain(metrics):  # a hot path
+        if PLAIN.issuperset(map(type, metrics.values())):  # a hot path
             return dict(metrics)
         return copied_row(self._as_logged(metrics), self._link.topology.global_rank)
 
