@@ -21,7 +21,7 @@ from dist_wandb.lightning.trainers import epoch_reductions, epoch_weights, measu
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.payloads.scalars import check_row
 from dist_wandb.runs import requested
-from dist_wandb.session.registry import open_sessions, process_end, repr_with
+from dist_wandb.session.registry import process_end, repr_with
 from dist_wandb.session.sections import check_timings
 from dist_wandb.session.session import Session
 from dist_wandb.session.stalls.verdict import Stall
@@ -195,8 +195,7 @@ class DistWandbLogger(StockLogger):
             metrics: Values by name.
             step: Value of ``trainer/global_step`` in this row.
         """
-        session = self._open()
-        if session is None:
+        if (session := self._open()) is None:
             return
         check_row(metrics, session.topology.global_rank)
         self._holder.announce()
@@ -211,10 +210,7 @@ class DistWandbLogger(StockLogger):
             if not row.keys() <= session.reductions.known.keys():
                 session.reductions.defaults.update(name_spaces.prefixed(self, epoch_reductions(module, metrics)))
         session.log(row, step, commit=True, weight=weights or None)
-        if step is not None and session.run:
-            for other in open_sessions():
-                if other is not session and other.run is session.run:
-                    other.follow(step)  # what the script logs there next without a step lies after this row, too
+        session.lead(step)
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Remember the Trainer's module; called by the Trainer on every rank. Logs no graph."""
@@ -363,8 +359,7 @@ class DistWandbLogger(StockLogger):
         error = sys.exc_info()[0]  # `SystemExit` has a code of its own; Lightning's for SIGTERM is derived from it
         session.fail(1 if status == "failed" and error is not SystemExit else None)
         if status == "success":
-            # On all ranks, so that users can read the values afterwards. As in wandb, an open row stays open.
-            session.flush(together=True, commit=False)
+            session.flush(together=True, commit=False)  # on all ranks, so that users can read the values afterwards
         # After Ctrl-C, Lightning kills the ranks that it has started, and soon this one if it still waits for them.
         if self._holder.launch.is_child or (error is KeyboardInterrupt and session.topology.world_size > 1):
             self._holder.leave(None if status == "success" else 1)

@@ -234,9 +234,11 @@ class Session(AsRun):
         else:
             self._intake.put(data, step, weight, commit)
 
-    def follow(self, step: int) -> None:
-        """Continue at a step that another session of this process has given in the same run."""
-        self._intake.follow(step)
+    def lead(self, step: int | None) -> None:
+        """Let other sessions of this process with the same run continue at the step of a row, if it has one."""
+        for other in registry.open_sessions() if self.run else ():
+            if step is not None and other is not self and other.run is self.run:
+                other._intake.follow(step)  # noqa: SLF001  # of this class
 
     def timed(self, name: str, *, waits: bool = False) -> Section:
         """Measure a section of the script, in a ``with`` block or as a decorator of a function.

@@ -172,7 +172,7 @@ def test_a_step_among_the_metrics_determines_the_row(job: Job, fake_wandb: FakeW
     assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 40}]
 
 
-def test_a_flush_may_leave_the_row_open(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+def test_a_flush_may_leave_the_row_open(job: Job, fake_wandb: FakeWandb) -> None:
     sessions = job(TWO)
     for session in sessions:
         session.log({"loss": 1.0})
