@@ -17,7 +17,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parents[2] / "src" / "dist_wandb"
 ERRORS = {
     *("DistWandbError", "ConfigurationError", "TopologyError", "RendezvousError", "MissingExtraError"),
-    *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError", "Error", "NotARowError"),
+    *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError", "Error", "WrongTypeError"),
 }
 WARNINGS = {"warn", "warning", "error", "exception", "rank_zero_warn", "warn_explicit", "_warn_once", "print_line"}
 WARNINGS |= {"values", "say"}  # of `exchange.reports`; of uploads

@@ -42,14 +42,14 @@ def checked_weight(argument: str, weight: float, rank: int) -> float:
     )
 
 
-class NotARowError(ConfigurationError, TypeError):
-    """What was given to `log` is not a row: a `TypeError`, as in wandb."""
+class WrongTypeError(ConfigurationError, TypeError):
+    """An argument that is a `TypeError` in wandb, too: not a row, not a step, or unknown."""
 
 
 def check_row(metrics: object, rank: int) -> None:
-    """Raise NotARowError for a row that is not a mapping of names to values, or has a name that W&B cannot store."""
+    """Raise an error for a row that is not a mapping of names to values, or has a name that W&B cannot store."""
     if not isinstance(metrics, (dict, Mapping)):  # the check for a dict is faster
-        raise NotARowError(
+        raise WrongTypeError(
             f"log was given {type(metrics).__name__} on rank {rank}, but it takes a mapping of names "
             'to values, as in log({"loss": 0.5}).'
         )
@@ -63,14 +63,14 @@ def check_row(metrics: object, rank: int) -> None:
 
 
 def check_name(name: object, rank: int) -> None:
-    """Raise NotARowError for a name that W&B cannot store, such as one with NUL characters or lone surrogates."""
+    """Raise WrongTypeError for a name that W&B cannot store, such as one with NUL characters or lone surrogates."""
     if isinstance(name, str) and "\0" not in name:
         if name.isascii():
             return
         with suppress(UnicodeEncodeError):
             name.encode()
             return
-    raise NotARowError(
+    raise WrongTypeError(
         f"log was given the name {name!r} ({type(name).__name__}) on rank {rank}, but names "
         "are text, without NUL characters and lone surrogates. Nothing of this row was written."
     )
@@ -81,7 +81,7 @@ def checked_step(step: object, rank: int) -> int:
     try:
         number = operator.index(step)  # type: ignore[arg-type]  # anything else raises
     except TypeError:
-        raise ConfigurationError(
+        raise WrongTypeError(
             f"step={step!r} on rank {rank} is not an integer, but rows of the ranks are matched by it. Pass the "
             "number of optimizer steps so far."
         ) from None
@@ -101,7 +101,7 @@ def checked_step(step: object, rank: int) -> int:
 def flattened(metrics: Mapping[Any, Any], paths: Paths, rank: int, within: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a row without nested mappings, with a dot between the names as W&B shows them; add to `paths`.
 
-    Raises NotARowError for a name within a mapping that W&B cannot store.
+    Raises WrongTypeError for a name within a mapping that W&B cannot store.
     """
     row: dict[str, Any] = {}
     for inner, value in metrics.items():

@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from dist_wandb.errors import ConfigurationError, suggest
+from dist_wandb.errors import ConfigurationError, as_usage_error, suggest
 from dist_wandb.notices import Notices, warn
+from dist_wandb.payloads.scalars import WrongTypeError
 from dist_wandb.runs.client_settings import (
     client_settings,
     destination,
@@ -153,7 +154,7 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
         if name not in parameters:
             nearest = difflib.get_close_matches(name, [*parameters, *OPTION_NAMES, *LIMIT_NAMES], n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
-            raise ConfigurationError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
+            raise WrongTypeError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
 
 
 def check_id(run_id: object, origin: str) -> str:
@@ -162,14 +163,13 @@ def check_id(run_id: object, origin: str) -> str:
     if not isinstance(run_id, str):
         raise ConfigurationError(f"{origin} is {type(run_id).__name__}, but a run id is text. Pass a str.")
     if not run_id or run_id != run_id.strip():
-        raise ConfigurationError(f"{origin} is empty, or has white space around it, which W&B refuses in run ids.")
-    bad = [character for character in _FORBIDDEN_IN_IDS if character in run_id]
+        error = ConfigurationError(f"{origin} is empty, or has white space around it, which W&B refuses in run ids.")
+        raise as_usage_error(error)
+    bad = " and ".join(repr(character) for character in _FORBIDDEN_IN_IDS if character in run_id)
     if bad:
-        proposal = re.sub(f"[{re.escape(_FORBIDDEN_IN_IDS)}]", "-", run_id)
-        raise ConfigurationError(
-            f"{origin} has {' and '.join(map(repr, bad))}, which W&B refuses in run ids. Use for example "
-            f"{proposal[:_LONGEST_ID]!r}."
-        )
+        proposal = re.sub(f"[{re.escape(_FORBIDDEN_IN_IDS)}]", "-", run_id)[:_LONGEST_ID]
+        error = ConfigurationError(f"{origin} has {bad}, which W&B refuses in run ids. Use for example {proposal!r}.")
+        raise as_usage_error(error)
     unprintable = sorted({character for character in run_id if not character.isprintable()})
     if unprintable:
         raise ConfigurationError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -160,6 +161,16 @@ def test_wrong_arguments_are_errors_also_while_a_run_is_open(module: Any) -> Non
             module.init(**arguments)
     for arguments in RIGHT:
         assert module.init(**arguments) is run
+
+
+@pytest.mark.slow
+def test_wrong_arguments_are_errors_that_scripts_catch(module: Any) -> None:
+    for arguments in ({"id": ""}, {"id": " a"}, {"id": "a/b"}, {"project": "a/b"}):
+        with pytest.raises(module.UsageError):
+            module.init(**arguments)
+    for call in (partial(module.init, bogus=1), partial(module.init().log, {"loss": 1.0}, step="x")):
+        with pytest.raises(TypeError):
+            call()
 
 
 def test_it_says_once_for_each_line_that_it_returns_the_open_run(
