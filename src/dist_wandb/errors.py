@@ -79,7 +79,8 @@ def as_usage_error(error: ConfigurationError) -> ConfigurationError:
     """Return an error that is also wandb's `UsageError`: scripts that are written for wandb catch that."""
     from wandb.errors import UsageError
 
-    error.__class__ = type("ConfigurationError", (ConfigurationError, UsageError), {"__module__": __name__})
+    own = {"__module__": __name__, "__reduce__": lambda self: (as_usage_error, (ConfigurationError(*self.args),))}
+    error.__class__ = type("ConfigurationError", (ConfigurationError, UsageError), own)
     return error
 
 

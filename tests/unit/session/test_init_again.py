@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -166,8 +167,11 @@ def test_wrong_arguments_are_errors_also_while_a_run_is_open(module: Any) -> Non
 @pytest.mark.slow
 def test_wrong_arguments_are_errors_that_scripts_catch(module: Any) -> None:
     for arguments in ({"id": ""}, {"id": " a"}, {"id": "a/b"}, {"project": "a/b"}):
-        with pytest.raises(module.UsageError):
+        with pytest.raises(module.UsageError) as refused:
             module.init(**arguments)
+        again = pickle.loads(pickle.dumps(refused.value))  # noqa: S301  # as from a worker of a pool
+        assert isinstance(again, module.UsageError)
+        assert str(again) == str(refused.value)
     for call in (partial(module.init, bogus=1), partial(module.init().log, {"loss": 1.0}, step="x")):
         with pytest.raises(TypeError):
             call()
