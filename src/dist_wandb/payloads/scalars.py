@@ -47,7 +47,7 @@ class WrongTypeError(ConfigurationError, TypeError):
 
 
 def check_row(metrics: object, rank: int) -> None:
-    """Raise an error for a row that is not a mapping of names to values, or has a name that W&B cannot store."""
+    """Raise WrongTypeError for a row that is no mapping of names to values, or has a name that W&B cannot store."""
     if not isinstance(metrics, (dict, Mapping)):  # the check for a dict is faster
         raise WrongTypeError(
             f"log was given {type(metrics).__name__} on rank {rank}, but it takes a mapping of names "

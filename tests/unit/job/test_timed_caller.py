@@ -81,7 +81,7 @@ def test_a_call_gets_half_a_second_after_waiting_is_over(over: threading.Event, 
     with pytest.raises(UnansweredError):
         caller.call(over.wait)
     assert 0.4 < time.monotonic() - began < SOON
-    limit(timed_caller, _LAST=SOON)
+    limit(timed_caller, LAST_CALL=SOON)
     assert TimedCaller(60, is_over.is_set).call(lambda: 7) == 7  # last messages are still sent
 
 

@@ -149,10 +149,10 @@ def test_the_settings_of_a_null_run_are_those_of_the_run_as_far_as_its_metadata_
     assert (run.settings.root_dir, run.settings.base_url) == ("/d", "https://wandb.example")  # of this process
     assert run.settings.log_user == "/d/wandb/offline-run-1-exp/logs/debug.log"
     assert run.settings.program
-    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "never")  # wandb refuses it
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "never")  # wandb refuses it
     assert run.settings.sync_dir == "/d/wandb/offline-run-1-exp"
     assert not run.settings.console
-    monkeypatch.delenv("WANDB_FINISH_TIMEOUT")
+    monkeypatch.delenv("WANDB_INIT_TIMEOUT")
     older_names = attrgetter("_settings.mode", "_settings._offline")
     assert older_names(run) == ("offline", True)
     published["offline"] = False
