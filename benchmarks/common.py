@@ -360,7 +360,7 @@ def watching(session: Session) -> Iterator[SimpleQueue[Handed]]:
 
 def collectives_of(session: Session) -> int:
     """Return the number of collectives of the exchange of `session` since its group was formed."""
-    group = session._exchange.participation.group  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public tells
+    group = session._exchange.group  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public tells
     return 0 if group is None else int(group.collectives)
 
 

@@ -144,7 +144,7 @@ class _Unit:
         deadline = time.monotonic() + _TIMEOUT
         while any(exchange.rounds.busy for exchange in self._exchanges) and time.monotonic() < deadline:
             time.sleep(0.001)
-        groups = [exchange.participation.group for exchange in self._exchanges]
+        groups = [exchange.group for exchange in self._exchanges]
         return [group for group in groups if isinstance(group, (GlooGroup, TreeGroup))]
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ LIMITS = {"methods": 15, "attributes": 10, "constructor": 20, "lines": 400}
 EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/interface.py:Exchange": ({"methods": 17}, "what a session and its end ask of any exchange"),
     "exchange/interface.py:Lifecycle": ({"attributes": 12}, "a record: what the threads of an exchange share"),
-    "exchange/collective.py:CollectiveExchange": ({"methods": 23}, "an exchange, and the steps of its thread"),
+    "exchange/collective.py:CollectiveExchange": ({"methods": 24}, "an exchange, and the steps of its thread"),
     "exchange/membership/generations.py:Presence": (
         {"methods": 20, "attributes": 13},
         "what ranks tell of themselves",

@@ -56,7 +56,7 @@ def begin_opening(unit: Ranks, rank: int) -> None:
 
 
 def goes_on_with(exchange: CollectiveExchange, size: int) -> bool:
-    return len(exchange.rounds.table.ranks.members) == size and exchange.participation.group is not None
+    return len(exchange.rounds.table.ranks.members) == size and exchange.group is not None
 
 
 # --- healthy ranks ----------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
     unit.write_all(lambda rank: {"loss": float(rank), "epoch": 3}, 0)
     start = time.monotonic()
     before = [exchange.rounds.table.round for exchange in unit.exchanges.values()]
-    groups: list[Any] = [exchange.participation.group for exchange in unit.exchanges.values()]
+    groups: list[Any] = [exchange.group for exchange in unit.exchanges.values()]
     collectives = [group.collectives for group in groups]
     for step in range(1, 21):
         for rank in range(size):

@@ -192,7 +192,7 @@ def test_a_rank_that_leaves_while_the_others_regroup_is_not_waited_for(
 
     def publish_slowly(self: JobStore, key: str, value: Any) -> None:
         if key.startswith("gone/") and self.topology.global_rank == 2:
-            group: Any = unit.exchanges[2].participation.group
+            group: Any = unit.exchanges[2].group
             group.close()
             time.sleep(1.0)
         publish(self, key, value)

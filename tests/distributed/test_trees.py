@@ -62,7 +62,7 @@ def test_a_tree_writes_the_same_rows_as_one_group(
         log_all_kinds(unit)
         unit.flush()
         units.append(unit)
-        kinds = {type(exchange.participation.group) for exchange in unit.exchanges.values()}
+        kinds = {type(exchange.group) for exchange in unit.exchanges.values()}
         assert kinds == {TreeGroup if most < size else GlooGroup}
         unit.close()
         assert not unit.flagged()

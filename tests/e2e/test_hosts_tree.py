@@ -50,7 +50,7 @@ def take_part(into: str) -> None:
     run = dist_wandb.init("tests", id="job", dir=str(directory), limits=LIMITS, reduce={"who": "sum"})
     run.log({"loss": float(rank), "who": 2**rank}, step=0)
     assert run.flush(60.0)
-    group = type(run._exchange.participation.group).__name__  # type: ignore[attr-defined]  # nothing public shows it
+    group = type(run._exchange.group).__name__  # type: ignore[attr-defined]  # nothing public shows it
     (directory / f"begun-{rank}").write_text(str(os.getpid()))
     began, step = float(awaited(directory / "begin")), 0
     while step < last_step(directory):

@@ -173,7 +173,7 @@ class Ranks:
     def lose_soon(self, peer_timeout: float) -> None:
         """Lose ranks that keep the others waiting for so long, in this generation only."""
         for exchange in self.exchanges.values():
-            group: Any = exchange.participation.group
+            group: Any = exchange.group
             group.timeout = peer_timeout
         self.pass_rounds()
 

@@ -37,7 +37,7 @@ from dist_wandb.exchange.protocol.calls import Intent
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
 from dist_wandb.exchange.reports import UNOPENED, Context, report_lost
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.exchange.transport import BrokenError, destroy_closed, undestroyed
+from dist_wandb.exchange.transport import BrokenError, Group, destroy_closed, undestroyed
 from dist_wandb.exchange.turns import Turns
 from dist_wandb.settings.options import Limits
 from dist_wandb.settings.plan import Unit
@@ -145,6 +145,11 @@ class CollectiveExchange(Exchange):
                 pass
         if not lifecycle.ended.wait(_LAST_ROUND) and not self._rows.writing.is_over:
             self._stop()
+
+    @property
+    def group(self) -> Group | None:
+        """The group of the present generation, which counts what it passes on; `None` between two generations."""
+        return self.participation.group
 
     @property
     def is_only_one(self) -> bool:

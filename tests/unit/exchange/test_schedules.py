@@ -76,7 +76,7 @@ class Job:
         def unpacking(plan: Any, sums: list[float], maxima: list[float]) -> Any:
             outcome = unpack(plan, sums, maxima)
             is_last = outcome.paused and not outcome.rows  # the end: a rank with the result may leave
-            if not (type(exchange.participation.group) is Group or is_last):
+            if not (type(exchange.group) is Group or is_last):
                 self.taken[rank][rounds.table.round] = (sums, maxima)
             return outcome
 
@@ -177,7 +177,7 @@ class Schedule:
         exchanges = job.ranks.exchanges
 
         def has_formed(rank: int) -> bool:
-            return rank in exchanges and exchanges[rank].participation.group is not None
+            return rank in exchanges and exchanges[rank].group is not None
 
         def have_formed() -> bool:  # called after each step
             return has_formed(early[0]) and has_formed(early[-1]) and all(map(has_formed, early))

@@ -68,7 +68,10 @@ def _run(arguments: argparse.Namespace) -> int:
     runs, errors = runs_below(arguments.directories, metrics=())
     server = destination(arguments.trust_server)
     terms = Terms(
-        *(arguments.trust, arguments.again, arguments.entity, server.url),
+        trust=arguments.trust,
+        again=arguments.again,
+        entity=arguments.entity,
+        server=server.url,
         staging=artifact_staging(),
         owners=own_entities(),
         default=client_settings().entity,
