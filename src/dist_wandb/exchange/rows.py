@@ -310,7 +310,8 @@ class Rows:
             elif isinstance(value, ATTACHED):
                 others[self.attachments.by_type[type(value)].series(name, value)] = value
             else:
-                self.reductions.unreduced.add(name)
+                if self.writes or not (value is None or is_number(value)):  # of numbers, `reduce` asks for the first
+                    self.reductions.unreduced.add(name)
                 if self.writes:
                     mine[name] = value
         if unit or others:

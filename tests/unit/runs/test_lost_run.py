@@ -259,6 +259,34 @@ atexit.register(lambda: [writer.write({"table": number}, None) for number in (1,
     assert not directory.exists()
 
 
+def test_the_process_does_not_end_before_the_run_that_replaces_a_lost_one_is_open() -> None:
+    """What wandb has registered for the end would end its new process: all rows would be lost."""
+    script = """
+import atexit, threading, time, types
+from dist_wandb.runs.writer import RunWriter
+
+def dead(*_, **__):
+    raise ConnectionResetError(104, "Connection reset by peer")
+
+def reopen(*_):
+    opening.set()
+    time.sleep(0.5)
+    print("open")
+    return types.SimpleNamespace(log=lambda row, **_: print(row))
+
+opening = threading.Event()
+atexit.register(print, "end")
+plan = types.SimpleNamespace(label=None, primary=True, run_mode="auto")
+lost = types.SimpleNamespace(log=dead, dir=".", id="exp", config={})
+writer = RunWriter(lost, plan, None, 0, reopen)
+logging = threading.Thread(target=writer.write, args=({"loss": 1}, None), daemon=True)
+logging.start()
+opening.wait()
+"""
+    printed = subprocess.run((sys.executable, "-c", script), check=True, capture_output=True, text=True, timeout=60)
+    assert printed.stdout == "open\n{'loss': 1}\nend\n"
+
+
 def test_a_run_that_times_out_at_the_end_is_not_reopened(stand: Stand) -> None:
     def late(**_: Any) -> None:
         raise TimeoutError("Timed out finishing run.")

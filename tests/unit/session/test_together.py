@@ -129,9 +129,9 @@ def test_nested_values_are_nested_in_the_run_whichever_rank_logs_them(job: Job, 
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_text_that_the_primary_never_logs_is_named(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    sessions = job(TWO)
+    sessions = job(TWO, reduce={"own": "first", "*": "mean"})
     sessions[0].log({"loss": 0.5, "note": "a", "other": "b"}, step=0)
-    sessions[1].log({"loss": 0.5, "note": "c", "sample": "d", "nested": {"list": [1, 2]}}, step=0)
+    sessions[1].log({"loss": 0.5, "own": 1, "note": "c", "sample": "d", "nested": {"list": [1, 2]}}, step=0)
     on_ranks(2, lambda rank: sessions[rank].finish())
     (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert "rank 1 logged values of 'nested.list' (and 1 more) that are not reduced, and rank 0 did not" in message
