@@ -39,6 +39,7 @@ _LOG_ARTIFACT, _API = "_log_artifact", "_public_api"  # methods of a run; the fi
 _TELEMETRY = "_telemetry_callback"  # the method of a run that reports, in an import by the user, what is imported
 _SETUP, _MEDIA = "wandb.sdk.wandb_setup", "wandb.sdk.data_types._private"
 _LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN})
+_LONGEST_OPENING = 30.0  # seconds for which the end of the process is held up
 _stopping = threading.RLock()  # two threads may find the same process lost
 _logs_table = Current("logs_table", default=False)  # in this thread
 
@@ -101,6 +102,21 @@ def media_directory() -> Iterator[None]:
 def service_in_use() -> object:
     singleton = getattr(sys.modules.get(_SETUP), "_singleton", None)
     return getattr(singleton, "_connection", singleton)  # another one after each start of wandb's process
+
+
+@contextmanager
+def before_the_end() -> Iterator[None]:
+    """Open a run on any thread: Python calls what is registered for the end of the process only after the block.
+
+    wandb registers a handler when its process starts, which would end the new run if it came before the session's.
+    """
+    is_open = threading.Event()
+    with suppress(RuntimeError):  # some versions of Python start no threads during shutdown
+        threading.Thread(target=is_open.wait, args=(_LONGEST_OPENING,), daemon=False).start()  # Python waits for it
+    try:
+        yield
+    finally:
+        is_open.set()
 
 
 def detach_service() -> None:

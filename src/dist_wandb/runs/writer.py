@@ -51,7 +51,6 @@ _REFUSED = "that W&B refused"  # a cause of `RunWriter.lost`
 _LONGEST = 1000  # characters of a repr
 _ASKED_FOR = "Table row limit exceeded"  # of an error that wandb raises only if the user's settings ask for it
 _MOST_WARNED = 10  # names with a warning, in case they change from row to row
-_LONGEST_OPENING = 30.0  # seconds for which the end of the process is held up while a lost run is replaced
 _LONGEST_TURN = 1.0  # seconds to wait for another thread: a signal handler that waits for us may have interrupted it
 
 
@@ -289,17 +288,12 @@ class RunWriter:
                 return False
             if self.run is not lost:
                 return True  # another thread was faster
-            self._replacing_thread, is_done = threading.get_ident(), threading.Event()
-            # Python waits for this thread before it calls what is registered for the end of the process: until the new
-            # run is open, wandb's handler would come first, and end the new process.
-            until_open = threading.Thread(target=is_done.wait, args=(_LONGEST_OPENING,), daemon=False)
-            with suppress(RuntimeError):  # some versions of Python start no threads during shutdown
-                until_open.start()
+            self._replacing_thread = threading.get_ident()
             try:
-                self._continue_on_disk(lost, error)
+                with wandb_private.before_the_end():
+                    self._continue_on_disk(lost, error)
             finally:
                 self._replacing_thread = None
-                is_done.set()
             return True
 
     def _continue_on_disk(self, lost: AnyRun, error: Exception) -> None:

@@ -27,6 +27,7 @@ from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, call_or_default, poll
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Line, named_line, warn
+from dist_wandb.runs import wandb_private
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.job_description import ask
@@ -364,7 +365,8 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
     if link.reads_until != math.inf:
         link.reads_until = time.monotonic() + _OPENING  # reads wait for the other session
     former = next((one for one in registry.open_sessions() if vars(one)["_link"] is link), session)
-    other = reopen(primary_rank, session)
+    with wandb_private.before_the_end():
+        other = reopen(primary_rank, session)
     other.opened_at, other.opened_inside = session.opened_at, session.opened_inside or session
     after = {name: part for name, part in vars(other).items() if name not in _KEPT}
     following: JobLink = after["_link"]
