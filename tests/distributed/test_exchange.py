@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from counting import CountedStore, Counts, Outage
+from counting import Outage
 from limits import Limit
 from torch.distributed import HashStore
 from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
-from units import HASTY, QUICK, SOON, Ranks, RecordingRun, Row, Stall, UnitExchange, eventually
+from units import HASTY, QUICK, SOON, Ranks, RecordingRun, Row, Stall, UnitExchange, eventually, waiting_for
 
 from dist_wandb import gathered
 from dist_wandb.exchange import collective, interface, turns
@@ -752,7 +752,7 @@ def test_a_rank_that_ends_without_rows_does_not_become_the_primary_because_the_s
 ) -> None:
     limit(generations, APART=0.0)
     is_closing, moved = threading.Event(), list[int]()
-    unit = ranks(2, 1, move=moved.append, store_of=waiting_for(is_closing, "generation/0", reads=True))
+    unit = ranks(2, 1, move=moved.append, store_of=waiting_for(is_closing, HashStore(), "generation/0", reads=True))
     ending = threading.Thread(target=unit.close, args=[1])
     ending.start()
     eventually(lambda: unit.exchanges[1].lifecycle.is_closing)
@@ -764,7 +764,7 @@ def test_a_rank_that_ends_without_rows_does_not_become_the_primary_because_the_s
 def test_a_departure_is_published_although_the_store_stands_still(ranks: Callable[..., Ranks]) -> None:
     """The rank is waited for otherwise, and given up as if it had died."""
     answers = threading.Event()
-    unit = ranks(2, 1, store_of=waiting_for(answers, "gone/count", reads=False))
+    unit = ranks(2, 1, store_of=waiting_for(answers, HashStore(), "gone/count", reads=False))
     unit.close(1)
     unit.open(0)
     unit.log(0, {"loss": 1.0}, 0)
@@ -774,13 +774,3 @@ def test_a_departure_is_published_although_the_store_stands_still(ranks: Callabl
     assert time.monotonic() - began < QUICK.peer_timeout
     assert not unit.flagged()
     assert not unit.exchanges[0].lifecycle.lost
-
-
-def waiting_for(event: threading.Event, key: str, *, reads: bool) -> Callable[[int], CountedStore]:
-    """Return what makes stores that answer reads, or writes, of a key only after an event."""
-    store = HashStore()
-
-    def wait(asked: str, value: object) -> None:
-        assert not (asked.endswith(key) and reads == (value is None)) or event.wait(SOON)
-
-    return lambda rank: CountedStore(store, rank, Counts(), wait)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from counting import CountedStore, Counts
 from limits import set_limits
 from torch.distributed import HashStore, Store
 
@@ -227,6 +228,15 @@ class Stall:
         self.begun.set()
         self.over.wait(60)
         return torch.zeros(1)
+
+
+def waiting_for(event: threading.Event, store: Store, key: str, *, reads: bool) -> Callable[[int], Store]:
+    """Return what makes the ranks' accesses to a store that answers reads, or writes, of a key only after an event."""
+
+    def wait(asked: str, value: object) -> None:
+        assert not (asked.endswith(key) and reads == (value is None)) or event.wait(SOON)
+
+    return lambda rank: CountedStore(store, rank, Counts(), wait)
 
 
 def live_exchanges() -> list[Exchange]:

@@ -35,6 +35,12 @@ SHORT: dict[str, Any] = {"limits": Limits(join_timeout=0.1, finish_timeout=1.0)}
 STEP = "trainer/global_step"
 
 
+@pytest.fixture(params=[1, 2])
+def alone_or_rank_0(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param > 1:
+        as_rank(monkeypatch, 0)
+
+
 @pytest.fixture
 def made(new_process: None) -> list[str]:  # noqa: ARG001  # restores wandb's names
     """The created media objects; each of them would be a file."""
@@ -124,13 +130,11 @@ def test_in_a_shared_run_secondaries_do_not_overwrite_the_primarys_config(
 # --- the step of a row ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.usefixtures("alone_or_rank_0")
 def test_a_row_at_the_step_of_experiment_lies_where_one_without_a_step_does(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, ranks: int
+    fake_wandb: FakeWandb,
 ) -> None:
     """As with the stock logger, whose row at ``step=experiment.step`` is the next one, with the Trainer's last step."""
-    if ranks > 1:
-        as_rank(monkeypatch, 0)
     logger = DistWandbLogger(id="exp", offline=True, **SHORT)
     experiment: Any = logger.experiment
     logger.log_metrics({"loss": 1.0}, 3)
@@ -143,13 +147,11 @@ def test_a_row_at_the_step_of_experiment_lies_where_one_without_a_step_does(
     assert [names[name].get(STEP, 3) for name in ("loss", "a", "b", "c")] == [3] * 4
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.usefixtures("alone_or_rank_0")
 def test_rows_in_the_run_of_a_session_of_the_script_lie_on_its_axis_too(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, ranks: int
+    fake_wandb: FakeWandb,
 ) -> None:
     """Charts of the run are drawn on `global_step`, which `init` has defined: W&B shows no row without it."""
-    if ranks > 1:
-        as_rank(monkeypatch, 0)
     with dist_wandb.init(id="exp", mode="offline", **SHORT) as run:
         live(fake_wandb.runs[0])
         logger = DistWandbLogger(**SHORT)
@@ -166,12 +168,9 @@ def test_rows_in_the_run_of_a_session_of_the_script_lie_on_its_axis_too(
     assert [row["global_step"] for row in rows if "direct" in row] in ([3], [5])
 
 
-@pytest.mark.usefixtures("fake_wandb")
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.usefixtures("fake_wandb", "alone_or_rank_0")
 @pytest.mark.parametrize("row", [Namespace(loss=1.0), [("loss", 1.0)], None], ids=["namespace", "pairs", "none"])
-def test_what_is_no_mapping_is_refused(monkeypatch: pytest.MonkeyPatch, ranks: int, row: Any) -> None:
-    if ranks > 1:
-        as_rank(monkeypatch, 0)
+def test_what_is_no_mapping_is_refused(row: Any) -> None:
     logger = DistWandbLogger(id="exp", offline=True, **SHORT)
     for step in (None, 1):
         with pytest.raises(ConfigurationError, match="on rank 0, but it takes a mapping"):
@@ -179,13 +178,11 @@ def test_what_is_no_mapping_is_refused(monkeypatch: pytest.MonkeyPatch, ranks: i
     registry.open_sessions()[0].finish()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.usefixtures("alone_or_rank_0")
 def test_an_open_row_is_continued_in_the_next_stage(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, ranks: int
+    fake_wandb: FakeWandb,
 ) -> None:
     """As with the stock logger: W&B's `watch` leaves rows open."""
-    if ranks > 1:
-        as_rank(monkeypatch, 0)
     logger = DistWandbLogger(id="exp", offline=True, **SHORT)
     experiment: Any = logger.experiment
     live(fake_wandb.runs[0])

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from counting import CountedStore, Counts
 from fakes import TWO, FakeWandb, Job, Meeting, on_ranks, open_rank
 from limits import Limit
-from units import SOON, eventually, live_exchanges
+from units import SOON, eventually, live_exchanges, waiting_for
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
@@ -264,11 +263,7 @@ def test_a_rank_does_not_write_the_run_because_the_store_stands_still(
     """Nothing is known of the primary then."""
     limit(generations, APART=0.0)
     answers = threading.Event()
-
-    def wait(asked: str, value: object) -> None:
-        assert not (asked.endswith("/opening") and value is None) or answers.wait(SOON)
-
-    meeting.store_of = lambda rank: CountedStore(meeting.store, rank, Counts(), wait)
+    meeting.store_of = waiting_for(answers, meeting.store, "/opening", reads=True)
     second = open_rank(1, limits={"join_timeout": SOON, "finish_timeout": SOON})
     second.log({"loss": 1.0}, step=0)
     ending = threading.Thread(target=second.finish)
