@@ -16,7 +16,7 @@ from upload_runs import CONFIRMED, ENDED, log_of_attempt, of_rank, recorded, row
 from dist_wandb.cli import main, uploads
 from dist_wandb.cli.uploads.execution import UploadOutcome
 from dist_wandb.cli.uploads.plan import UploadFile
-from dist_wandb.cli.uploads.state import Sent
+from dist_wandb.cli.uploads.state import FileState, Sent
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.reading import StoredRun
 
@@ -98,6 +98,16 @@ def test_uploaded_runs_are_not_uploaded_again_even_with_force(tmp_path: Path, sy
     assert "1 run: 1 uploaded before" in syncing.out()
 
 
+def test_force_is_not_offered_where_it_does_not_help(tmp_path: Path, syncing: Sync) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    (FileState(run).directory / "state.json").write_text("[")
+    for options in ("", "--force"):
+        assert syncing(run, options=options) == 1
+        assert syncing.out().endswith("1 run: 1 refused (see the reasons above)\n")
+    assert syncing.of == []
+
+
 @pytest.mark.parametrize("options", ["", "--dry-run", "--force --trust"])
 def test_nothing_is_uploaded_to_a_server_that_may_not_have_the_key(
     tmp_path: Path, syncing: Sync, options: str, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +130,7 @@ def test_the_owner_is_shown(tmp_path: Path, syncing: Sync) -> None:
     out = syncing.out()
     assert "  refused · run · 5 rows · project team/digits" in out
     assert "its owner is 'team', which is not known to be yours. To upload it there, give --entity team" in out
-    assert out.endswith("1 run: 1 refused (each line names the option that allows it)\n")
+    assert out.endswith("1 run: 1 refused (see the reasons above)\n")
     assert syncing.of == []
     assert syncing(run, options="--entity me --dry-run") == 0
     assert "  to upload · run · 5 rows · project me/digits" in syncing.out()

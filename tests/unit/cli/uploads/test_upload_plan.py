@@ -156,7 +156,7 @@ def test_an_unreadable_log_affects_only_its_own_run(tmp_path: Path, make: Callab
     make(log)
     first, second = plan_uploads([hurt, healthy], TRUSTING)
     assert not is_uploaded(hurt)
-    assert [reason in refusal for refusal in first.refusals] == [True]
+    assert [reason in refusal for refusal in first.dangers] == [True]
     assert (second.refusals, second.files[0].rows_left) == ((), 5)
     with pytest.raises(UploadError, match=re.escape(reason)):
         upload(first.files[0])
