@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,7 @@ def continued(directory: Path, rank: int) -> None:
     limits = {"join_timeout": 2.0}
     run = dist_wandb.init("tests", id="exp", dir=str(directory), config={"lr": 0.1}, limits=limits)
     run.define_metric("loss", summary="max")
+    stand_in: Any = wandb.run
     for step in range(STEPS):
         run.log({"loss": float(-step), "again": step})
     run.summary["best"] = 0.5
@@ -138,10 +140,13 @@ def continued(directory: Path, rank: int) -> None:
     wait_until(lambda: bool(run.run), within=SOON, what="a run")
     Config.update = update  # type: ignore[method-assign]
     run.summary["after"] = 2
-    run.log({"loss": float(-STEPS)})
+    stand_in.define_metric("late", summary="min")
+    run.log({"loss": float(-STEPS), "late": 1.0})
     run.flush()
-    assert dict(run.summary["loss"]) == {"max": 0}
+    assert (dict(run.summary["loss"]), dict(run.summary["late"])) == ({"max": 0}, {"min": 1})
     run.finish()
+    with wandb.init(project="tests", dir=directory.parent) as own:
+        assert own, "wandb's init returns a stand-in"
 
 
 def ends(directory: Path, rank: int, **options: Any) -> None:
@@ -174,6 +179,25 @@ def nested(directory: Path, rank: int) -> None:
     run.finish()
 
 
+def left_open(directory: Path, rank: int) -> None:
+    """Rank 1, the only one with a session, ends its script while its run is opened."""
+    if rank != 1:
+        return
+    wandb.teardown()  # so that the run starts wandb's process, which then registers for the end of this one
+    init, is_opening = wandb.init, threading.Event()
+
+    def slow_init(*args: Any, **arguments: Any) -> Any:
+        opened = init(*args, **arguments)
+        is_opening.set()
+        time.sleep(1.5)
+        return opened
+
+    wandb.init = slow_init
+    run = dist_wandb.init("tests", id="exp", dir=str(directory), limits={"join_timeout": 2.0})
+    run.log({"loss": 0.5}, step=7)
+    assert is_opening.wait(SOON)
+
+
 def open_some(directory: str) -> None:
     """Plain PyTorch on three ranks, of which some open a session, or open it late."""
     dist.init_process_group("gloo")
@@ -187,6 +211,7 @@ def open_some(directory: str) -> None:
             ends(into / f"ends{kind}", rank, **options)
     continued(into / "continued", rank)
     dist.barrier()
+    left_open(into / "left-open", rank)
     dist.destroy_process_group()
 
 
@@ -234,8 +259,13 @@ def test_a_rank_that_begins_to_write_has_done_so_from_the_start_for_its_script(j
     assert {name: run.config.get(name) for name in ("lr", "written")} == {"lr": 0.1, "written": 1}
 
 
+def test_a_script_that_ends_while_its_run_is_opened_has_its_rows_in_that_run(job: tuple[Path, Finished]) -> None:
+    assert history(job[0] / "left-open").values("loss") == [0.5]
+    assert "could not open its run" not in job[1].output
+
+
 def test_one_line_names_the_rank_that_writes(job: tuple[Path, Finished]) -> None:
-    assert job[1].output.count("Pass primary_rank=1 to init on all ranks") == 4  # one for each session
+    assert job[1].output.count("Pass primary_rank=1 to init on all ranks") == 5  # one for each session
     assert "has not opened a session, so the run has the numbers" not in job[1].output
 
 
