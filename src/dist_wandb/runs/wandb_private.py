@@ -174,8 +174,9 @@ def with_warnings_alone(init_arguments: Mapping[str, Any], *, on: bool) -> Itera
         wandb.termsetup(settings, None)  # as wandb.setup does
 
 
-def is_silent() -> bool:
-    return os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")
+def is_silent(run: AnyRun | None = None) -> bool:
+    in_settings = bool(run) and getattr(getattr(run, "settings", None), "silent", None) is True  # a mock has others
+    return in_settings or os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
