@@ -228,6 +228,26 @@ def test_functions_act_on_the_run_of_the_session(fake_wandb: FakeWandb) -> None:
         assert found == (name, "first", {"policy": "live"})
 
 
+def test_wandbs_functions_do_not_call_what_a_script_has_put_in_their_place_on_the_run(fake_wandb: FakeWandb) -> None:
+    session: Any = dist_wandb.init("digits", id="exp")
+    ends: list[Any] = []
+
+    def finish(exit_code: int | None = None) -> None:
+        ends.append(exit_code)
+        type(session).finish(session, exit_code)
+
+    session.log = lambda data: dist_wandb.log({**data, "hooked": 1})
+    session.define_metric = lambda name: dist_wandb.define_metric(f"own/{name}")
+    session.finish = finish
+    session.log({"loss": 0.5})
+    session.define_metric("acc")
+    dist_wandb.finish(3)  # as wandb's does, it ends the run by its method
+    (run,) = fake_wandb.runs
+    assert [{*row} for row in run.rows] == [{"loss", "hooked", "global_step"}]
+    assert "own/acc" in dict(run.defined)
+    assert (ends, run.exit_codes) == ([3], [3])
+
+
 def test_teardown_ends_all_sessions_before_wandbs_process(fake_wandb: FakeWandb) -> None:
     """A run takes no row any more then, and rows may still wait for other ranks."""
     ended: list[Any] = []
