@@ -273,13 +273,15 @@ def mode(init_arguments: Mapping[str, Any]) -> Mode:
     return _WANDB_MODES[found]
 
 
-def in_settings(init_arguments: Mapping[str, Any], name: str) -> Any:  # `None` for a default of wandb
-    settings = init_arguments.get("settings")
-    if settings is None:
-        return None
+def settings_in(init_arguments: Mapping[str, Any]) -> dict[str, Any]:  # without wandb's defaults
+    settings = init_arguments.get("settings") or {}
     if isinstance(settings, Mapping):
-        return settings.get(name)
-    return getattr(settings, name, None) if name in getattr(settings, "model_fields_set", ()) else None
+        return dict(settings)
+    return {name: getattr(settings, name, None) for name in getattr(settings, "model_fields_set", ())}
+
+
+def in_settings(init_arguments: Mapping[str, Any], name: str) -> Any:  # `None` for a default of wandb
+    return settings_in(init_arguments).get(name)
 
 
 def replaced_label(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:
