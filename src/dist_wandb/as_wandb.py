@@ -74,9 +74,9 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # 
     for one in ended:
         of_logger = {"others_go_on": True} if one.opened_at is None else {}  # other ranks may never call this
         one.finish(exit_code, **of_logger)
-    # No session ends a run of wandb's own `init`; as for wandb, here it is the run to be ended.
+    # No session ends a run of wandb's own `init`; as for wandb, here it is the run to be ended. In a fork, it goes on.
     is_left = running is not None and running is run_metadata.running_run()
-    if is_left and (not ended or any(one.run is running for one in ended)):
+    if is_left and (not ended or any(one.run is running for one in ended if one not in open_sessions())):
         run_metadata.of_wandb("finish")(exit_code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import multiprocessing
 import os
 import pickle
 import pkgutil
@@ -300,6 +301,18 @@ def test_finish_also_ends_the_run_of_wandbs_own_init_that_a_logger_uses(fake_wan
         open_session(Options(), {}, integration="test", adopt=lambda _: run)
         dist_wandb.finish(2)
     assert fake_wandb.runs[0].exit_codes == [2]
+
+
+def test_finish_in_a_fork_leaves_the_run_to_its_parent(fake_wandb: FakeWandb) -> None:
+    """wandb's own function breaks the connection that the parent has to wandb's process: its `finish` never returns."""
+    session = dist_wandb.init()
+    with mock.patch.multiple(wandb, run=session.run, finish=lambda *_: os._exit(9)):
+        child = multiprocessing.get_context("fork").Process(target=dist_wandb.finish)
+        child.start()
+        child.join(60)
+    assert child.exitcode == 0
+    dist_wandb.finish()
+    assert fake_wandb.runs[0].exit_codes == [None]
 
 
 def test_functions_imported_before_the_session_act_on_it_and_can_be_pickled(fake_wandb: FakeWandb) -> None:
