@@ -11,6 +11,7 @@ All other names that a script uses are wandb's own (`runs.run_metadata`), looked
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -54,7 +55,7 @@ def log(
     if session is None:
         run_metadata.of_its_run("log", _why_not)(data, step=step, commit=commit)
     else:
-        session.log(data, step, commit=commit, weight=weight)
+        _of_session(session, "log")(data, step, commit=commit, weight=weight)
 
 
 def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG001  # wandb ignores it, too
@@ -71,10 +72,11 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # 
         others = [one for one in reversed(in_scope()) if one.is_current and one is not session]
         ended = [session, *(one for one in others if one.id in (None, session.id))]
     for one in ended:
-        one.finish(exit_code, others_go_on=one.opened_at is None)  # a logger's: other ranks may never call this
-    # No session ends a run of wandb's own `init`; as for wandb, here it is the run to be ended.
+        of_logger = {"others_go_on": True} if one.opened_at is None else {}  # other ranks may never call this
+        one.finish(exit_code, **of_logger)
+    # No session ends a run of wandb's own `init`; as for wandb, here it is the run to be ended. In a fork, it goes on.
     is_left = running is not None and running is run_metadata.running_run()
-    if is_left and (not ended or any(one.run is running for one in ended)):
+    if is_left and (not ended or any(one.run is running for one in ended if one not in open_sessions())):
         run_metadata.of_wandb("finish")(exit_code)
 
 
@@ -109,12 +111,18 @@ def restore(name: str, run_path: str | None = None, *args: Any, **kwargs: Any) -
     return session.restore(name, run_path, *args, **kwargs)
 
 
+def _of_session(session: Session, name: str) -> Callable[..., Any]:
+    # As wandb's, not the function that a script has put in its place on the run, and that may call wandb's.
+    function = getattr(type(session), name, None)
+    return getattr(session.run, name) if function is None else partial(function, session)
+
+
 def _acting(name: str) -> Callable[..., Any]:
     """Return a function that acts on the current session as wandb's function of this name does on the current run."""
 
     def act(*args: Any, **kwargs: Any) -> Any:
         session = current()
-        function = run_metadata.of_its_run(name, _why_not) if session is None else getattr(session, name)
+        function = run_metadata.of_its_run(name, _why_not) if session is None else _of_session(session, name)
         return function(*args, **kwargs)
 
     act.__name__ = act.__qualname__ = name

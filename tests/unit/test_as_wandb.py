@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import multiprocessing
 import os
 import pickle
 import pkgutil
@@ -228,6 +229,26 @@ def test_functions_act_on_the_run_of_the_session(fake_wandb: FakeWandb) -> None:
         assert found == (name, "first", {"policy": "live"})
 
 
+def test_wandbs_functions_do_not_call_what_a_script_has_put_in_their_place_on_the_run(fake_wandb: FakeWandb) -> None:
+    session: Any = dist_wandb.init("digits", id="exp")
+    ends: list[Any] = []
+
+    def finish(exit_code: int | None = None) -> None:
+        ends.append(exit_code)
+        type(session).finish(session, exit_code)
+
+    session.log = lambda data: dist_wandb.log({**data, "hooked": 1})
+    session.define_metric = lambda name: dist_wandb.define_metric(f"own/{name}")
+    session.finish = finish
+    session.log({"loss": 0.5})
+    session.define_metric("acc")
+    dist_wandb.finish(3)  # as wandb's does, it ends the run by its method
+    (run,) = fake_wandb.runs
+    assert [{*row} for row in run.rows] == [{"loss", "hooked", "global_step"}]
+    assert "own/acc" in dict(run.defined)
+    assert (ends, run.exit_codes) == ([3], [3])
+
+
 def test_teardown_ends_all_sessions_before_wandbs_process(fake_wandb: FakeWandb) -> None:
     """A run takes no row any more then, and rows may still wait for other ranks."""
     ended: list[Any] = []
@@ -280,6 +301,18 @@ def test_finish_also_ends_the_run_of_wandbs_own_init_that_a_logger_uses(fake_wan
         open_session(Options(), {}, integration="test", adopt=lambda _: run)
         dist_wandb.finish(2)
     assert fake_wandb.runs[0].exit_codes == [2]
+
+
+def test_finish_in_a_fork_leaves_the_run_to_its_parent(fake_wandb: FakeWandb) -> None:
+    """wandb's own function breaks the connection that the parent has to wandb's process: its `finish` never returns."""
+    session = dist_wandb.init()
+    with mock.patch.multiple(wandb, run=session.run, finish=lambda *_: os._exit(9)):
+        child = multiprocessing.get_context("fork").Process(target=dist_wandb.finish)
+        child.start()
+        child.join(60)
+    assert child.exitcode == 0
+    dist_wandb.finish()
+    assert fake_wandb.runs[0].exit_codes == [None]
 
 
 def test_functions_imported_before_the_session_act_on_it_and_can_be_pickled(fake_wandb: FakeWandb) -> None:

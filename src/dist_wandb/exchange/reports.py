@@ -272,7 +272,7 @@ class Context(Notices):
             return
         self.is_only_one = len(opened) == 1
         unopened = set(range(size)) - opened
-        if not unopened:
+        if not unopened or not self.rows.reductions.known:
             return
         if self.is_only_one:
             found = f"no other rank has opened a session, so the run has rank {self.rank}'s own numbers"

@@ -165,7 +165,7 @@ class NullRun(LikeRun, StandIn):
             return self.__dict__.get("_is_over", bool)()
         if name in ("settings", "_settings"):
             found = NullPart()
-            found.__dict__.update(settings_of(self.metadata()))
+            found.__dict__.update(settings_of(self.metadata(), self.__dict__.get("_given", {})))
             return found
         if name in METADATA and "_read" in self.__dict__:
             metadata = self.metadata()

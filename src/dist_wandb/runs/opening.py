@@ -109,7 +109,9 @@ class RunOpener:
         and `strict` is set, and `RendezvousError` if the primary did not open the run in time.
         """
         if not self.plan.opens_run:
-            return NullRun()
+            run = NullRun()
+            run.show(_given=requested.settings_in(self.arguments))
+            return run
         try:
             return self._open()
         except UnavailableError as error:

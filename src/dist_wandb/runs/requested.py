@@ -1,6 +1,6 @@
 """What the user requests from W&B, and checks of it: by arguments, else by settings, else by the environment.
 
-`in_settings`, `in_code` (an argument, else a setting) and `in_environment` look into some of these, `text` and the
+`settings_in`, `in_code` (an argument, else a setting) and `in_environment` look into some of these, `text` and the
 functions named after an argument into all.
 """
 
@@ -202,7 +202,7 @@ _WANDB_MODES: dict[str, Mode] = {
 
 def in_code(init_arguments: Mapping[str, Any], name: str) -> Any:  # an argument, else the setting for it
     argument = init_arguments.get(name)
-    return in_settings(init_arguments, _SETTINGS.get(name, name)) if argument in (None, "") else argument
+    return settings_in(init_arguments).get(_SETTINGS.get(name, name)) if argument in (None, "") else argument
 
 
 def in_environment(name: str) -> tuple[str, str | None]:
@@ -273,13 +273,11 @@ def mode(init_arguments: Mapping[str, Any]) -> Mode:
     return _WANDB_MODES[found]
 
 
-def in_settings(init_arguments: Mapping[str, Any], name: str) -> Any:  # `None` for a default of wandb
-    settings = init_arguments.get("settings")
-    if settings is None:
-        return None
+def settings_in(init_arguments: Mapping[str, Any]) -> dict[str, Any]:  # without wandb's defaults
+    settings = init_arguments.get("settings") or {}
     if isinstance(settings, Mapping):
-        return settings.get(name)
-    return getattr(settings, name, None) if name in getattr(settings, "model_fields_set", ()) else None
+        return dict(settings)
+    return {name: getattr(settings, name, None) for name in getattr(settings, "model_fields_set", ())}
 
 
 def replaced_label(init_arguments: Mapping[str, Any], run_mode: str, ranks: int) -> str | None:
@@ -298,7 +296,7 @@ def replaced_label(init_arguments: Mapping[str, Any], run_mode: str, ranks: int)
 
 
 def _value_and_origin(init_arguments: Mapping[str, Any], name: str) -> tuple[Any, str]:
-    given, variable = in_settings(init_arguments, name), f"WANDB_{name.upper()}"
+    given, variable = settings_in(init_arguments).get(name), f"WANDB_{name.upper()}"
     given, origin = (os.environ.get(variable), variable) if given is None else (given, "settings")
     if given is None and re.match(rf"\d+-{os.getpid()}-", os.environ.get("WANDB_SERVICE", "")):  # wandb is set up here
         return getattr(client_settings(), name, None), "wandb.setup"
@@ -314,12 +312,12 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
     with suppress(ConfigurationError):  # wandb.init raises it
         if mode(init_arguments) != "online":
             return
-        if in_settings(init_arguments, "base_url") is None:
+        if settings_in(init_arguments).get("base_url") is None:
             server = destination()
             if server.refusal and server.source in map(str, paths):
                 found.append(f"base_url ({server.shown})")
         for name in _TRANSPORT_SETTINGS:
-            is_set = in_settings(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ
+            is_set = settings_in(init_arguments).get(name) is not None or f"WANDB_{name.upper()}" in os.environ
             if not is_set and set(workspace_values(name).values()) - set(users_values(name).values()):
                 found.append(name)
     if found and _notices.is_first("workspace"):
@@ -332,7 +330,7 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
 
 
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:  # seconds
-    given = in_settings(init_arguments, "init_timeout") or client_settings().init_timeout
+    given = settings_in(init_arguments).get("init_timeout") or client_settings().init_timeout
     return float(given) + _BEYOND_INIT_TIMEOUT
 
 

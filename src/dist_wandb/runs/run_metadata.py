@@ -107,8 +107,8 @@ def metadata_of(run: AnyRun) -> dict[str, Any]:
     return {name: values.get(name) for name in sorted(METADATA) if is_json(values.get(name))}
 
 
-def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run as far as its metadata has them, and with them what this process would use."""
+def settings_of(metadata: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run as far as its metadata has them, and with them and its own what this process has."""
     found = {f"run_{name}" if name in _OF_RUN else name: metadata[name] for name in metadata.keys() & _SETTINGS}
     if metadata.get("dir"):
         path = Path(metadata["dir"])
@@ -118,7 +118,7 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
         found["_offline"] = metadata["offline"]
         found["mode"] = "disabled" if metadata.get("disabled") else "offline" if metadata["offline"] else "online"
     given = {name: value for name, value in found.items() if name not in _COMPUTED}
-    here = settings_here({**given, "x_start_time": metadata.get("start_time")})
+    here = settings_here({**own, **given, "x_start_time": metadata.get("start_time")})
     if "sync_dir" in found:  # the start that W&B has in its name may be another second
         here = {
             name: one.replace(here["sync_dir"], found["sync_dir"]) if isinstance(one, str) else one

@@ -186,15 +186,18 @@ class SummaryWrites:
 
     def show(self, row: Mapping[str, Any], x: int | None) -> None:
         """Answer reads with the values of a call of `log` until its row, at position `x`, has ended."""
-        defined = dict[str, Statistics]()
-        for name in row if self.definitions.given else ():
-            if shown := self.definitions.summary_of(name):
+        row, defined = dict(row), dict[str, Statistics]()
+        for name in list(row) if self.definitions.given else ():
+            shown = self.definitions.summary_of(name)
+            if shown == ("none",):
+                del row[name]
+            elif shown:
                 defined[name] = self._statistics.setdefault(name, Statistics(shown))
                 defined[name].add(row[name])
         if isinstance(self._run, NullRun):
             self._run.summary.show(row, self.paths, defined)
         else:
-            self._calls.update(dict.fromkeys(row, _LoggedCall(x, dict(row))))
+            self._calls.update(dict.fromkeys(row, _LoggedCall(x, row)))
 
     def _read(self, read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         # `read` returns what wandb's own process has.

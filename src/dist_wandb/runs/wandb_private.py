@@ -23,7 +23,7 @@ from dist_wandb.notices import warn
 from dist_wandb.runs.client_settings import inherits_service, one_line
 from dist_wandb.runs.interception import intercept, intercept_all, original
 from dist_wandb.runs.null_run import AnyRun, Run
-from dist_wandb.runs.requested import in_settings
+from dist_wandb.runs.requested import settings_in
 from dist_wandb.settings.config_values import decoded, encoded, given_values
 from dist_wandb.settings.options import Current
 
@@ -160,7 +160,8 @@ def leave_run() -> None:
 @contextmanager
 def with_warnings_alone(init_arguments: Mapping[str, Any], *, on: bool) -> Iterator[None]:
     names = ("quiet", "silent", "show_info")
-    is_set = (in_settings(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names)
+    given = settings_in(init_arguments)
+    is_set = (given.get(name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names)
     if not on or any(is_set):
         yield
         return
@@ -174,8 +175,9 @@ def with_warnings_alone(init_arguments: Mapping[str, Any], *, on: bool) -> Itera
         wandb.termsetup(settings, None)  # as wandb.setup does
 
 
-def is_silent() -> bool:
-    return os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")
+def is_silent(run: AnyRun | None = None) -> bool:
+    in_settings = bool(run) and getattr(getattr(run, "settings", None), "silent", None) is True  # a mock has others
+    return in_settings or os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------

@@ -19,14 +19,15 @@ from dist_wandb.job.ranges import named
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import users_line, warn
 from dist_wandb.runs import wandb_private
+from dist_wandb.runs.null_run import AnyRun
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.settings.plan import RunPlan
 from dist_wandb.settings.reduction import ALREADY_REDUCED, check_patterns, check_per_rank, matches_any
 
 
-def print_line(line: str) -> None:
-    """Print a line as wandb does: visible without configured logging, unless the user has silenced wandb."""
-    if not wandb_private.is_silent():
+def print_line(line: str, run: AnyRun | None = None) -> None:
+    """Print a line as wandb does: visible without configured logging, unless the user has silenced wandb or the run."""
+    if not wandb_private.is_silent(run):
         with suppress(OSError, ValueError):  # nobody reads it any more
             # One write, also with ``python -u`` (torchrun): else the lines of two ranks run into each other.
             print(f"{line}\n", end="", file=sys.stderr, flush=True)  # noqa: T201

@@ -280,7 +280,7 @@ class SessionOpener:
             ):
                 self._restart_store.leave(session.plan.base_id or str(session.run.id))
                 if self._earlier is not None:
-                    print_line(self._earlier.announcement(self._topology.world_size))
+                    print_line(self._earlier.announcement(self._topology.world_size), session.run)
             if not self.led_by_trainer:
                 session.announce()
                 registry.process_end.catch_sigterm()

@@ -265,7 +265,7 @@ class OwnRun:
             warn(f"rank {self.link.topology.global_rank}: {problem}")
         upload_hint = writer.upload_hint(self.run, self.link.plan, self.link.topology)
         if upload_hint is not None:
-            print_line(upload_hint)  # instead of wandb's own hint
+            print_line(upload_hint, self.run)  # instead of wandb's own hint
         plan, run = self.link.plan, self.run
         if plan.shared and not plan.primary and run and run_metadata.is_offline(run) and self.link.run_url():
             warn(

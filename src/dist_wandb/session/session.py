@@ -81,7 +81,7 @@ class Session(AsRun):
         if handed_over and self._intake.rows:
             unused_names(self._link, rows.reductions)
             for finding in findings(rows.writing.timings, self._link.unit.size):
-                print_line(f"dist_wandb: {finding}")
+                print_line(f"dist_wandb: {finding}", self.run)
 
     def start(self, log: Callable[..., None]) -> None:
         """Start to take part: other threads use the session now. `log` gets what is logged directly to the run."""
@@ -327,7 +327,8 @@ class Session(AsRun):
             print_line(  # wandb prints it each time
                 f"dist_wandb: {caller} was called at {named_line(line)} while the run {self.id} is open, and gets it; "
                 f"arguments of this call{unless} have no effect. For another run, call {end} first, or pass "
-                "reinit='finish_previous' or reinit='create_new'."
+                "reinit='finish_previous' or reinit='create_new'.",
+                self.run,
             )
         return bool(decision)
 
@@ -336,7 +337,7 @@ class Session(AsRun):
         if self.plan.announces:
             plan = replace(self.plan, run_id=self.id)
             place = where or run_metadata.location(self.run, plan)
-            print_line(announcement(self.topology, plan, place, self.group_url, self.options.unit_ranks))
+            print_line(announcement(self.topology, plan, place, self.group_url, self.options.unit_ranks), self.run)
 
     @property
     def has_store(self) -> bool:

@@ -43,6 +43,15 @@ def test_a_rank_without_a_run_receives_all_metadata(job: Job, fake_wandb: FakeWa
     assert second.name == "night", "a session looks up missing attributes on its run"
 
 
+def test_settings_that_a_rank_without_a_run_was_given_are_read_there(job: Job) -> None:
+    given = (wandb.Settings(silent=True, program="train.py", run_name="rank"), {"silent": True, "program": "train.py"})
+    for settings in given:
+        run: Any = job(TWO, lambda _, settings=settings: {"name": "night", "settings": settings})[1].run
+        assert (run.settings.silent, run.settings.program) == (True, "train.py")
+        assert (run.settings.run_name, run.settings.quiet) == ("night", False)
+        assert (run.name, copy.copy(run).settings.silent) == ("night", True)
+
+
 def test_changes_by_the_primary_appear_within_a_heartbeat(job: Job, fake_wandb: FakeWandb) -> None:
     _, second = job(TWO, lambda _: {"name": "night"})
     assert second.run.name == "night"

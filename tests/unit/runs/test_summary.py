@@ -235,6 +235,12 @@ def test_reads_lack_what_a_definition_keeps_out_of_the_summary() -> None:
     assert dict(script.summary) == {"loss": 2.0}
     script.writes.define("loss", {"summary": "max"})  # after it was logged: wandb's answer is not known here
     assert dict(script.summary) == {"loss": 2.0}
+    peer, writes = NullRun(), SummaryWrites()
+    writes.follow(peer)
+    writes.define("hidden", {"summary": "none"})
+    writes.show({"hidden": 1.0, "loss": 2.0}, 0)
+    assert dict(peer.summary) == {"loss": 2.0}
+    assert peer.summary.get("hidden", 0) == 0
 
 
 def test_a_defined_summary_does_not_count_what_was_corrected() -> None:

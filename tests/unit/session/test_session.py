@@ -92,6 +92,13 @@ def test_the_start_is_announced_in_one_line_unless_wandb_is_silent(
     line = f"dist_wandb: run_mode=auto, rank_scope=global, 1 rank on 1 node: one run: exp ({place})\n"
     assert list(filter(None, written)) == [line]  # in one piece: other ranks write at the same time
     assert capsys.readouterr() == ("", "")
+    session: Any = dist_wandb.init("digits")
+    session.announce()
+    assert capsys.readouterr().err.count("made-by-wandb") == 2 * 2  # id and address
+    session.run.settings = SimpleNamespace(silent=True)
+    session.announce()
+    session.finish()
+    assert capsys.readouterr() == ("", "")
     monkeypatch.setenv("WANDB_SILENT", "true")
     dist_wandb.init("digits")
     assert capsys.readouterr() == ("", "")

@@ -196,6 +196,13 @@ def test_rank_0_alone_writes_its_own_numbers_and_warns(fake_wandb: FakeWandb, ca
     assert "no other rank has opened a session" in message
 
 
+@pytest.mark.usefixtures("store", "fake_wandb")
+def test_rank_0_alone_does_not_warn_of_its_own_numbers_if_it_logs_none(caplog: pytest.LogCaptureFixture) -> None:
+    with open_rank(0, limits={"join_timeout": 0.1, "finish_timeout": 20.0}) as session:
+        session.summary["best"] = 3
+    assert not [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("by_run", [False, True])
 def test_rank_0_alone_does_not_wait_for_other_ranks(fake_wandb: FakeWandb, by_run: bool) -> None:
