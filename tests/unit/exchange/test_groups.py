@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 from fakes import on_ranks
 from limits import Limit
+from units import threads_of_gloo
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange import transport
-from dist_wandb.exchange.transport import BrokenError, gloo, members_of, tree, tree_of, undestroyed
+from dist_wandb.exchange.transport import BrokenError, destroy_closed, gloo, members_of, tree, tree_of, undestroyed
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
 
@@ -366,6 +367,29 @@ def test_a_collective_that_completes_right_after_a_wait_slice_succeeds() -> None
     assert works[0].slices == 1
     with pytest.raises(BrokenError, match="gone"):
         group.reduce([1.0], [])
+
+
+def test_a_closed_group_is_destroyed_after_its_collectives_end() -> None:
+    """One of three members dies: gloo's thread then spins on a message of another member to the failed collective."""
+    store, is_over = dist.HashStore(), threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        groups = list(pool.map(lambda rank: GlooGroup(store, rank, 3, 5.0, is_over.is_set), range(3)))
+    before = threads_of_gloo()
+    is_over.set()
+    first, *others = groups
+    first.close()
+    for group in others:
+        with pytest.raises(BrokenError):
+            group.reduce([1.0], [1.0])  # waits, in part, for a member that is gone
+        group.close()
+    del groups, first, others, group
+    assert undestroyed
+    deadline = time.monotonic() + SOON
+    while undestroyed:
+        assert time.monotonic() < deadline, "a collective does not end with its time limit"
+        destroy_closed()
+        time.sleep(0.02)
+    assert threads_of_gloo() <= before - 3
 
 
 def test_a_fork_has_no_groups_to_destroy() -> None:
