@@ -306,16 +306,19 @@ def test_a_rank_that_opens_its_session_slowly_is_waited_for(
     assert unit.last("loss") == {0: 1.5}
 
 
+@pytest.mark.parametrize(("size", "is_first"), [(3, False), (2, True)])
 def test_a_rank_that_dies_between_its_opening_and_its_first_round_is_lost(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, size: int, is_first: bool
 ) -> None:
-    unit = ranks(3, 0, 1, limits=replace(QUICK, join_timeout=1.0, peer_timeout=1.0))
-    begin_opening(unit, 2)
-    unit.log_all({"loss": 1.0}, 0, ranks=range(2))
-    unit.close()
+    """Also if the only other one ends before it is given up."""
+    limits = {"finish_timeout": 1.0} if is_first else {"join_timeout": 1.0, "peer_timeout": 1.0}
+    unit = ranks(size, *range(size - 1), limits=replace(QUICK, **limits))
+    begin_opening(unit, size - 1)
+    unit.log_all({"loss": 1.0}, 0, ranks=range(size - 1))
+    unit.together(lambda exchange: exchange.close())
     assert unit.flagged() == {0: 1}
-    assert "Rank 2 opened a session, but did not take part" in caplog.text
-    assert unit.exchanges[0].lifecycle.lost == {2}, "so that the run ends as failed"
+    assert is_first or "Rank 2 opened a session, but did not take part" in caplog.text
+    assert unit.exchanges[0].lifecycle.lost == {size - 1}, "so that the run ends as failed"
 
 
 def test_ranks_that_end_do_not_spend_all_their_time_on_one_that_died_after_it_had_arrived(
@@ -343,17 +346,6 @@ def test_a_rank_that_comes_too_late_to_what_continues_its_session_says_that_it_s
     unit.log(1, {"loss": 1.0}, 0)
     unit.together(lambda exchange: exchange.close(), 1)
     assert "rank 1 stalled, or was disconnected, after the start, and returned after the other ranks" in caplog.text
-
-
-def test_a_rank_that_dies_while_it_opens_its_session_is_lost_if_the_only_other_one_ends_first(
-    ranks: Callable[..., Ranks],
-) -> None:
-    unit = ranks(2, 0, limits=replace(QUICK, finish_timeout=1.0))
-    begin_opening(unit, 1)
-    unit.log(0, {"loss": 1.0}, 0)
-    unit.together(lambda exchange: exchange.close())
-    assert unit.flagged() == {0: 1}
-    assert unit.exchanges[0].lifecycle.lost == {1}, "so that the run ends as failed"
 
 
 def test_a_rank_that_failed_before_the_others_began_is_reported(

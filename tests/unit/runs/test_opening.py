@@ -267,23 +267,3 @@ def test_a_sidecar_that_cannot_be_written_does_not_end_the_training(
     first, _ = job(TWO, lambda _: {"id": "exp", "mode": "offline"})
     assert first.run.offline
     assert "rank 0 could not write dist-wandb.json beside its run (Is a directory)" in caplog.text
-
-
-# --- rows wait for all writers ----------------------------------------------------------------------------------------
-
-
-def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeWandb) -> None:
-    assert store is not None
-    given: dict[str, Any] = {"wandb_init": {"id": "exp"}, "run_mode": "shared", "reduce": None}
-    first = open_rank(0, **given, limits={"finish_timeout": 0.2})
-    row = {"loss": 0.5}
-    first.log(row, step=0)
-    row["loss"] = 7.0
-    assert not first.flush(0.15)
-    assert fake_wandb.runs[0].rows == []
-    second = open_rank(1, **given, limits={"finish_timeout": 0.2})
-    assert first.flush(20)
-    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 0}]
-    second.log({"loss": 1.5}, step=0)
-    assert second.flush(20)
-    assert fake_wandb.runs[1].rows == [{"rank-1/loss": 1.5, "global_step": 0}]
