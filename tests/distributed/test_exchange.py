@@ -92,21 +92,6 @@ def test_the_benchmark_of_growth_counts_collectives_and_bytes_of_a_row() -> None
     assert 0 < cost.milliseconds < 5000
 
 
-def test_writing_a_row_does_not_query_the_store(ranks: Callable[..., Ranks]) -> None:
-    """The store may be gone by then, with its host, and the remaining ranks have to continue."""
-    outage = Outage(HashStore())
-    unit = ranks(3, spread=["loss"], first=10, store_of=outage.store_of)
-    unit.write_all(lambda rank: {"loss": float(-rank)}, 0)
-    outage.begin()
-    for step in (1, 2):
-        for rank in range(3):
-            unit.log(rank, {"loss": float(rank == step)}, step)
-    unit.flush()
-    outage.end()
-    unit.close()
-    assert unit.last("loss/argmax_rank") == {0: 10, 1: 11, 2: 12}
-
-
 @pytest.mark.parametrize("notice", [True, False])
 def test_a_rank_that_has_closed_and_is_gone_is_not_lost(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, notice: bool
@@ -151,20 +136,6 @@ def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
     assert (row["spread"], row["metric"], row["spread/argmax_rank"]) == (1.0, 1.0, 2)
     assert row["spread/std"] == pytest.approx(math.sqrt(2 / 3))
     assert sorted(row["table"].data) == [[0, 0], [1, 1], [2, 2]]
-    assert not unit.flagged()
-
-
-def test_a_flush_on_all_ranks_writes_names_of_single_ranks(ranks: Callable[..., Ranks]) -> None:
-    """With Lightning's ThroughputMonitor, rank 0 alone logs `epoch` a second time at each step."""
-    unit = ranks(2)
-    for step in range(3):
-        unit.log_all({"loss": 1.0, "epoch": 0}, step)
-        unit.log(0, {"throughput": 5.0, "epoch": 0}, step)
-    start = time.monotonic()
-    unit.flush()
-    assert time.monotonic() - start < SOON
-    assert unit.last("throughput") == dict.fromkeys(range(3), 5.0)
-    assert sum("epoch" in row for row in unit.run.rows) == 6
     assert not unit.flagged()
 
 

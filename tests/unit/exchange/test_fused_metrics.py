@@ -169,18 +169,6 @@ MANY = 20  # more metrics than fit into FEW bytes
 FEW = 50_000
 
 
-def test_late_states_correct_a_value_also_after_many_later_ones() -> None:
-    unit = Unit(2)
-    late = unit.keep(0, ranks=[0])
-    unit.exchange(late, range(2))
-    assert unit.finish(late, 1)["sum"] == 1.0
-    for step in range(1, 10 * MANY):
-        unit.exchange(unit.keep(step), range(2))
-    unit.keep_late(1, late)
-    unit.exchange(late, range(2))
-    assert unit.finish(late, 2, corrects=True) == {"sum": 6.0, "global_step": 0}
-
-
 def test_a_value_whose_late_part_comes_too_late_is_marked(limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
     limit(attachments, MOST_KEPT=FEW)
     unit = Unit(3)

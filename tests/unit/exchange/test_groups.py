@@ -294,28 +294,6 @@ def test_waiting_for_a_stalled_member_ends_at_the_limit(form: Form, size: int, f
     assert 0.4 < max(took) < SOON
 
 
-@pytest.mark.parametrize(("size", "fan_out"), [(2, MANY), (7, 3)])
-def test_a_late_member_within_the_timeout_is_waited_for(form: Form, size: int, fan_out: int) -> None:
-    looked: list[int] = []
-    may_go = threading.Event()
-
-    def is_over() -> bool:
-        looked.append(1)
-        if len(looked) > 3 * size:  # expired slices of waiting did no harm
-            may_go.set()
-        return False
-
-    groups = form(size, fan_out, is_over=is_over)
-    looked.clear()
-
-    def use(rank: int) -> Any:
-        if rank == size // 2:
-            assert may_go.wait(SOON)
-        return groups[rank].reduce([1.0], [rank])
-
-    assert on_ranks(size, use) == [([size], [size - 1])] * size
-
-
 @pytest.mark.parametrize("after", [0.0, 0.2])
 def test_waiting_ends_soon_after_is_over_returns_true(form: Form, after: float) -> None:
     over = threading.Event()

@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -308,31 +307,6 @@ def test_each_rank_checks_itself_if_the_elected_one_is_gone(at: At, my_node: thr
     RankValues(at(2, 4), "node").publish("b")
     with pytest.raises(RendezvousError, match="for the 'node' of ranks 1, 3 of 4"):
         learn_layout(at(0, 4, timeout=SHORT), rank(0, 4), needed=True)
-
-
-def test_a_delayed_rank_does_not_delay_the_others_further(
-    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank has the first index, but sets its value after all others. It is the one that finds the list complete."""
-    publish = JobStore.publish
-    is_held_up = threading.Event()
-
-    def publish_late(self: JobStore, key: str, value: Any) -> None:
-        if key == "node/1":
-            is_held_up.set()
-            while self.try_get("node/there") != 2:
-                time.sleep(SHORT / 10)
-        publish(self, key, value)
-
-    def learn(number: int) -> Topology:
-        my_node.node = "a"
-        assert number == 1 or is_held_up.wait(PATIENCE)
-        return learn_layout(at(number, 3), rank(number, 3), needed=True)
-
-    monkeypatch.setattr(JobStore, "publish", publish_late)
-    began = time.monotonic()
-    assert on_ranks(3, learn) == [rank(number, 3).with_layout(["a"] * 3) for number in range(3)]
-    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_another_rank_publishes_the_layout_if_the_last_one_dies(at: At, my_node: threading.local) -> None:
