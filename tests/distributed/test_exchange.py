@@ -282,7 +282,7 @@ def test_a_rank_that_dies_between_its_opening_and_its_first_round_is_lost(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, size: int, is_first: bool
 ) -> None:
     """Also if the only other one ends before it is given up."""
-    limits = {"finish_timeout": 1.0} if is_first else {"join_timeout": 1.0, "peer_timeout": 1.0}
+    limits: dict[str, Any] = {"finish_timeout": 1.0} if is_first else {"join_timeout": 1.0, "peer_timeout": 1.0}
     unit = ranks(size, *range(size - 1), limits=replace(QUICK, **limits))
     begin_opening(unit, size - 1)
     unit.log_all({"loss": 1.0}, 0, ranks=range(size - 1))

@@ -34,19 +34,10 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
     ("topology", "mode", "changed"),
     [
         (FIRST, "auto", {}),
-        *(
-            (
-                topology,
-                mode,
-                {
-                    "new": {"id": f"exp-rank-{number}", "group": "exp", "name": f"base-rank-{number}"},
-                    "shared": {"mode": None},
-                }[mode]
-                | {"dir": f"logs/wandb/rank-{number}"},
-            )
-            for mode in ("new", "shared")
-            for number, topology in enumerate((FIRST, SECOND))
-        ),
+        (FIRST, "new", {"id": "exp-rank-0", "group": "exp", "name": "base-rank-0", "dir": "logs/wandb/rank-0"}),
+        (SECOND, "new", {"id": "exp-rank-1", "group": "exp", "name": "base-rank-1", "dir": "logs/wandb/rank-1"}),
+        (FIRST, "shared", {"mode": None, "dir": "logs/wandb/rank-0"}),
+        (SECOND, "shared", {"mode": None, "dir": "logs/wandb/rank-1"}),
     ],
 )
 def test_each_mode_has_its_arguments_and_does_not_change_the_users(
