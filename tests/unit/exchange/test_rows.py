@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ import wandb
 from hypothesis import given
 from hypothesis import strategies as st
 from row_units import reduced
+from tests.unit.runs.test_summary import Run
 from torchmetrics.classification import MulticlassAccuracy
 from units import RecordingRun
-from wandb.sdk.wandb_summary import Summary
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.calls import Intent
@@ -649,15 +648,11 @@ def test_the_last_position_is_described_as_step_or_row() -> None:
 
 def test_the_summary_has_the_last_row_of_a_rank_that_is_behind() -> None:
     """It logs rows alone before, while the other one's call for the last row has come already."""
-    unit, summary, values = Unit(), SummaryWrites("global_step"), dict[str, Any]()
-    wandbs: Any = SimpleNamespace(summary=Summary(lambda: values))
-    wandbs.summary._set_update_callback(
-        lambda record: values.update({item.key[0]: item.value for item in record.update})
-    )
-    summary.follow(wandbs)
+    unit, run, summary = Unit(), Run(), SummaryWrites("global_step")
+    summary.follow(run)  # type: ignore[arg-type]  # stands in for wandb's
 
     def keep(row: dict[str, Any], follows: Any, x: Any, **kwargs: Any) -> None:
-        values.update({**row, "global_step": x} if row else {})
+        run.values.update({**row, "global_step": x} if row else {})
         summary.keep(row, follows, x, **kwargs)
 
     unit.ranks[0].keep_summary = keep
@@ -665,7 +660,7 @@ def test_the_summary_has_the_last_row_of_a_rank_that_is_behind() -> None:
     for row, step in (({"only": 1.0}, 8), ({"image": "a"}, 8), ({"after": 3.0}, 9)):
         unit.log(0, row, step, commit=True)
     unit.close()
-    assert values == {"only": 1.0, "image": "a", "after": 2.0, "global_step": 9}
+    assert run.values == {"only": 1.0, "image": "a", "after": 2.0, "global_step": 9}
 
 
 @pytest.mark.parametrize("commit", [None, True, False])
