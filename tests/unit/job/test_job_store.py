@@ -204,22 +204,10 @@ def test_the_users_id_is_used_or_the_proposal_of_rank_0(at: At, requested: str |
     assert on_ranks(3, lambda number: agree(at, number, requested, f"proposal-{number}")) == [agreed] * 3
 
 
-def alone(number: int, *, requested: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
+def alone(number: int) -> str:
     """Return the base id of a rank of a job without a store."""
     with patch.dict(os.environ, {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2"}):
-        return agree_on_base_id(None, rank(number), requested, proposed, name)
-
-
-@pytest.fixture(params=[{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, {"PMIX_NAMESPACE": "prterun-1"}])
-def named_job(bare_environment: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
-    for variable, value in request.param.items():
-        monkeypatch.setenv(variable, value)
-
-
-@pytest.mark.usefixtures("named_job")
-def test_the_launchers_job_name_gives_one_id_without_a_store() -> None:
-    assert re.fullmatch("[a-z0-9]{8}", alone(0))
-    assert alone(0, proposed="own-0") == alone(1, proposed="own-1")
+        return agree_on_base_id(None, rank(number), None, None, "init/1")
 
 
 def test_ids_derived_from_a_job_are_the_same_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +218,7 @@ def test_ids_derived_from_a_job_are_the_same_after_a_restart(monkeypatch: pytest
         monkeypatch.setenv("SLURM_RESTART_COUNT", restart)
         ids.add(alone(0))
     assert len(ids) == 3
+    assert all(re.fullmatch("[a-z0-9]{8}", one) for one in ids)
 
 
 def test_an_error_without_store_or_job_name_explains_what_to_do() -> None:
