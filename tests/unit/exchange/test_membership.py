@@ -171,6 +171,14 @@ def test_a_rank_without_an_exchange_follows_the_new_primary_also_if_rank_0_has_c
     assert moved.value.primary == 1
 
 
+def test_a_primary_that_has_opened_a_session_is_not_replaced() -> None:
+    job = Job(4)
+    job.publish_opened(0)
+    job.gather("generation/0", 1, 2, 3)
+    began = set_of(job.together(lambda rank: rank.arrive(SHORT, MOVING), 1, 2, 3))
+    assert (began.members, began.lost) == ((1, 2, 3), (0,))
+
+
 def test_a_rank_that_arrives_twice_counts_once() -> None:
     job = Job(3)
     job.rank(0).presence.arrive()
