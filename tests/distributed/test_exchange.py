@@ -16,13 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torchmetrics
+from benchmarks import growth
 from counting import Outage
 from limits import Limit
 from torch.distributed import HashStore
-from torchmetrics_cases import cases
-from torchmetrics_inputs import Draw
 from units import HASTY, QUICK, SOON, Ranks, RecordingRun, Row, Stall, UnitExchange, eventually, waiting_for
 
 from dist_wandb import gathered
@@ -86,67 +84,12 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
     assert not unit.flagged()
 
 
-def test_writing_a_row_does_not_query_the_store(ranks: Callable[..., Ranks]) -> None:
-    """The store may be gone by then, with its host, and the remaining ranks have to continue."""
-    outage = Outage(HashStore())
-    unit = ranks(3, spread=["loss"], first=10, store_of=outage.store_of)
-    unit.write_all(lambda rank: {"loss": float(-rank)}, 0)
-    outage.begin()
-    for step in (1, 2):
-        for rank in range(3):
-            unit.log(rank, {"loss": float(rank == step)}, step)
-    unit.flush()
-    outage.end()
-    unit.close()
-    assert unit.last("loss/argmax_rank") == {0: 10, 1: 11, 2: 12}
-
-
-# Their states, or other attributes, change with the first update.
-LEARNING = {"ExplainedVariance", "MeanIoU", "MulticlassExactMatch", "R2Score", "RootMeanSquaredErrorUsingSlidingWindow"}
-REMEMBERING = {"MinMaxMetric", "NormalizedRootMeanSquaredError", "RunningMean"}
-
-
-def test_metrics_are_complete_if_the_primary_has_no_data(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
-) -> None:
-    unit = ranks(3)
-    made = [case for case in cases() if case.metric in LEARNING | REMEMBERING]
-    metrics = [{case.name: case.make() for case in made} for _ in range(3)]
-    alone = {case.name: case.make() for case in made}
-    wanted: list[dict[str, Any]] = []
-    for step, counts in enumerate(((0, 1, 2), (0, 0, 1), (1, 2, 1))):
-        turns = iter(range(sum(counts)))
-        for rank, count in enumerate(counts):
-            for turn in [next(turns) for _ in range(count)]:
-                for case in made:
-                    metrics[rank][case.name].update(*case.inputs(Draw(turn)))
-                    alone[case.name].update(*case.inputs(Draw(turn)))
-            unit.log(rank, {**metrics[rank], "loss": float(rank)}, step)
-        wanted.append({name: metric.compute() for name, metric in alone.items()})
-        for metric in (*(metric for own in metrics for metric in own.values()), *alone.values()):
-            metric.reset()
-    unit.close()
-    for step, values in enumerate(wanted):
-        for name, value in values.items():
-            parts = {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
-            for key, part in parts.items():
-                found = torch.tensor(unit.last(key)[step])
-                torch.testing.assert_close(found, part.reshape(found.shape), rtol=1e-4, atol=1e-5, msg=f"{key}, {step}")
-    assert unit.last("loss") == dict.fromkeys(range(3), 1.0)
-    assert not unit.flagged()
-    assert not caplog.messages
-
-
-def test_a_rank_without_rows_leaves_before_the_others_open(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2, 1)
-    start = time.monotonic()
-    unit.close(1)
-    assert time.monotonic() - start < SOON
-    unit.open(0)
-    unit.log(0, {"loss": 1.0}, 0)
-    unit.close(0)
-    assert unit.last("loss") == {0: 1.0}
-    assert not unit.flagged()
+def test_the_benchmark_of_growth_counts_collectives_and_bytes_of_a_row() -> None:
+    cost = growth.cost_of(2, names=20, rows=3)
+    assert cost is not None
+    assert cost.collectives == 2
+    assert 20 * 8 < cost.bytes < 20 * 200
+    assert 0 < cost.milliseconds < 5000
 
 
 @pytest.mark.parametrize("notice", [True, False])
@@ -194,32 +137,6 @@ def test_a_rank_leaves_only_once_the_others_have_received_all_it_logged(
     assert row["spread/std"] == pytest.approx(math.sqrt(2 / 3))
     assert sorted(row["table"].data) == [[0, 0], [1, 1], [2, 2]]
     assert not unit.flagged()
-
-
-def test_a_flush_on_all_ranks_writes_names_of_single_ranks(ranks: Callable[..., Ranks]) -> None:
-    """With Lightning's ThroughputMonitor, rank 0 alone logs `epoch` a second time at each step."""
-    unit = ranks(2)
-    for step in range(3):
-        unit.log_all({"loss": 1.0, "epoch": 0}, step)
-        unit.log(0, {"throughput": 5.0, "epoch": 0}, step)
-    start = time.monotonic()
-    unit.flush()
-    assert time.monotonic() - start < SOON
-    assert unit.last("throughput") == dict.fromkeys(range(3), 5.0)
-    assert sum("epoch" in row for row in unit.run.rows) == 6
-    assert not unit.flagged()
-
-
-def test_a_flush_that_waits_for_a_silent_rank_times_out(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2)
-    unit.write_all({"loss": 1.0}, 0)
-    unit.log(0, {"loss": 2.0}, 1)
-    start = time.monotonic()
-    assert not unit.exchanges[0].flush(0.5)
-    assert time.monotonic() - start < SOON
-    unit.log(1, {"loss": 4.0}, 1)
-    unit.close()
-    assert unit.last("loss") == {0: 1.0, 1: 3.0}
 
 
 def test_uneven_counts_without_a_step_are_reported_at_the_end(
@@ -360,16 +277,19 @@ def test_a_rank_that_opens_its_session_slowly_is_waited_for(
     assert unit.last("loss") == {0: 1.5}
 
 
+@pytest.mark.parametrize(("size", "is_first"), [(3, False), (2, True)])
 def test_a_rank_that_dies_between_its_opening_and_its_first_round_is_lost(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, size: int, is_first: bool
 ) -> None:
-    unit = ranks(3, 0, 1, limits=replace(QUICK, join_timeout=1.0, peer_timeout=1.0))
-    begin_opening(unit, 2)
-    unit.log_all({"loss": 1.0}, 0, ranks=range(2))
-    unit.close()
+    """Also if the only other one ends before it is given up."""
+    limits: dict[str, Any] = {"finish_timeout": 1.0} if is_first else {"join_timeout": 1.0, "peer_timeout": 1.0}
+    unit = ranks(size, *range(size - 1), limits=replace(QUICK, **limits))
+    begin_opening(unit, size - 1)
+    unit.log_all({"loss": 1.0}, 0, ranks=range(size - 1))
+    unit.together(lambda exchange: exchange.close())
     assert unit.flagged() == {0: 1}
-    assert "Rank 2 opened a session, but did not take part" in caplog.text
-    assert unit.exchanges[0].lifecycle.lost == {2}, "so that the run ends as failed"
+    assert is_first or "Rank 2 opened a session, but did not take part" in caplog.text
+    assert unit.exchanges[0].lifecycle.lost == {size - 1}, "so that the run ends as failed"
 
 
 def test_ranks_that_end_do_not_spend_all_their_time_on_one_that_died_after_it_had_arrived(
@@ -397,17 +317,6 @@ def test_a_rank_that_comes_too_late_to_what_continues_its_session_says_that_it_s
     unit.log(1, {"loss": 1.0}, 0)
     unit.together(lambda exchange: exchange.close(), 1)
     assert "rank 1 stalled, or was disconnected, after the start, and returned after the other ranks" in caplog.text
-
-
-def test_a_rank_that_dies_while_it_opens_its_session_is_lost_if_the_only_other_one_ends_first(
-    ranks: Callable[..., Ranks],
-) -> None:
-    unit = ranks(2, 0, limits=replace(QUICK, finish_timeout=1.0))
-    begin_opening(unit, 1)
-    unit.log(0, {"loss": 1.0}, 0)
-    unit.together(lambda exchange: exchange.close())
-    assert unit.flagged() == {0: 1}
-    assert unit.exchanges[0].lifecycle.lost == {1}, "so that the run ends as failed"
 
 
 def test_a_rank_that_failed_before_the_others_began_is_reported(
@@ -642,7 +551,7 @@ def test_a_rank_with_a_busy_device_stays_in_the_exchange(ranks: Callable[..., Ra
     before = unit.exchanges[0].rounds.table.round
     eventually(lambda: unit.exchanges[0].rounds.table.round > before + 5, SOON)  # less than the timeout for ranks
     assert len(unit.exchanges[0].rounds.table.ranks.members) == 2
-    assert not unit.exchanges[1].flush(0.3)
+    assert unit.together(lambda exchange: exchange.flush(0.3)) == [False, False], "it waits for the device"
     stall.over.set()
     for step in (1, 2):
         unit.log(0, {"loss": 1.0}, step)

@@ -144,11 +144,17 @@ def test_a_slow_network_is_not_mistaken_for_a_dead_rank(
     unit.lose_soon(5.0)
     for exchange in unit.exchanges.values():
         exchange.wait_for_peers(5.0)
+    unit.log(0, {"loss": 1.0}, 1)
+    eventually(lambda: all(exchange.rounds.table.open for exchange in unit.exchanges.values()))
+    unit.pass_rounds()
     monkeypatch.setattr(GlooGroup, "send_to_first", send_slowly)
     unit.log_all(lambda rank: {"table": gathered([[f"{rank}" * 990]] * 14, ["text"])}, 1)
     eventually(lambda: unit.last("table"))
+    time.sleep(0.2)
+    unit.log_all({"loss": 2.0}, 1, ranks=range(1, 4))
     unit.close()
     assert unit.last("table")[1].data == [[rank, f"{rank}" * 990] for rank in range(4) for _ in range(14)]
+    assert [row["loss"] for row in unit.run.rows if "loss" in row] == [1.0, 1.75], "the others were waited for"
     assert not unit.flagged()
     assert "broke" not in caplog.text
 

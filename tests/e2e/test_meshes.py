@@ -54,35 +54,25 @@ def train_on_mesh(framework: str) -> None:
         dist.destroy_process_group()
 
 
-def test_fsdp_with_tensor_parallelism_counts_each_replica_once(tmp_path: Path) -> None:
-    """Four ranks: two replicas in two parts each. Odd ranks hold the second parts, and have the same losses."""
+@pytest.mark.parametrize(
+    ("example", "writers", "primary", "steps"), [("tensor", (0, 2), 0, 29), ("pipeline", (2, 3), 3, 28)]
+)
+def test_each_replica_of_a_model_counts_once(
+    example: str, writers: tuple[int, int], primary: int, steps: int, tmp_path: Path
+) -> None:
+    """Four ranks: two replicas of two parts or stages each. The last stage of a pipeline has the loss."""
     environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
-    job = torchrun(EXAMPLE, "tensor", processes=4)
-    finished = run_job(*job, cwd=tmp_path, environment=environment).check()
-    assert "written by ranks 0, 2" in finished.output
+    finished = run_job(*torchrun(EXAMPLE, example, processes=4), cwd=tmp_path, environment=environment).check()
+    assert "written by ranks {}, {}".format(*writers) in finished.output
     found = histories(tmp_path, 2)
-    own = {rank: found[rank].last(f"rank-{rank}/loss") for rank in (0, 2)}
-    losses = found[0].last("loss")
-    assert len(losses) == 29
-    for step in range(28):  # the last batch is smaller, and its sizes are the weights
-        assert losses[step] == pytest.approx((own[0][step] + own[2][step]) / 2)
-    assert losses[28] < losses[0]
-    assert not found[0].is_flagged
-
-
-def test_the_last_stage_of_a_pipeline_has_the_loss(tmp_path: Path) -> None:
-    """Four ranks: two stages of two replicas each. The last rank is the primary."""
-    environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
-    job = torchrun(EXAMPLE, "pipeline", processes=4)
-    finished = run_job(*job, cwd=tmp_path, environment=environment).check()
-    assert "written by ranks 2-3" in finished.output or "written by ranks 2, 3" in finished.output
-    found = histories(tmp_path, 2)
-    assert sorted(found) == [2, 3]
-    own = {rank: found[rank].last(f"rank-{rank}/loss") for rank in (2, 3)}
-    losses = found[3].last("loss")
-    assert losses == pytest.approx({step: (own[2][step] + own[3][step]) / 2 for step in losses})
-    assert len(losses) == 28
-    assert losses[27] < losses[0]
+    assert sorted(found) == [*writers]
+    own = [found[rank].last(f"rank-{rank}/loss") for rank in writers]
+    losses = found[primary].last("loss")
+    assert len(losses) == steps
+    for step in range(28):  # a last batch is smaller, and its sizes are the weights
+        assert losses[step] == pytest.approx((own[0][step] + own[1][step]) / 2)
+    assert losses[steps - 1] < losses[0]
+    assert not found[primary].is_flagged
 
 
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])

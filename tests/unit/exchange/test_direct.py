@@ -126,16 +126,6 @@ def test_a_rank_without_a_run_has_no_thread(make: Callable[..., Own]) -> None:
     assert own.exchange.close()
 
 
-def test_detach_writes_pending_rows_without_waiting(make: Callable[..., Own]) -> None:
-    own = make(at_once=False)
-    own.run.goes_on.clear()
-    own.log(0)
-    own.exchange.detach()
-    own.run.goes_on.set()
-    eventually(lambda: own.exchange.has_ended)
-    assert own.steps == [0]
-
-
 @pytest.mark.parametrize("at_once", [True, False], ids=["here", "thread"])
 @pytest.mark.parametrize("end", ["flush", "close", "failed", "leave"])
 def test_the_row_that_is_left_open_is_written(make: Callable[..., Own], at_once: bool, end: str) -> None:
@@ -219,18 +209,6 @@ def test_waiting_for_other_writers_is_bounded(make: Callable[..., Own], end: str
 
 
 # --- wandb's own process stalls ---------------------------------------------------------------------------------------
-
-
-def test_log_does_not_block_while_wandb_is_stopped(make: Callable[..., Own]) -> None:
-    own = make(at_once=False)
-    own.run.goes_on.clear()
-    for step in range(100):
-        own.log(step)
-    assert not own.exchange.flush(0.05)
-    assert own.steps == []
-    own.run.goes_on.set()
-    assert own.exchange.flush()
-    assert own.steps == list(range(100))
 
 
 def test_pending_rows_are_bounded_and_lost_rows_are_reported(

@@ -13,14 +13,15 @@ from limits import Limit
 from merging import Ranks, Replayed
 
 from dist_wandb.exchange import attachments
-from dist_wandb.exchange.attachments import Attachments
+from dist_wandb.exchange.attachments import Attachments, FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.calls import Key
+from dist_wandb.exchange.protocol.calls import NUMBER, Key, Series
 from dist_wandb.exchange.protocol.lanes import NO_NUMBER, lanes_of
 from dist_wandb.exchange.protocol.memory import Row
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.framing import encode, framed
+from dist_wandb.payloads.gathers import Gathered
 from dist_wandb.payloads.metrics import Snapshot, take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
@@ -168,27 +169,6 @@ MANY = 20  # more metrics than fit into FEW bytes
 FEW = 50_000
 
 
-def test_snapshots_are_kept_for_late_ranks_up_to_a_number_of_bytes(limit: Limit) -> None:
-    limit(attachments, MOST_KEPT=FEW)
-    unit = Unit(2)
-    for step in range(MANY):
-        unit.exchange(unit.keep(step), range(2))
-    for rank in range(2):
-        assert 0 < len(unit.ranks[rank].attachments.cells()) < MANY / 2
-
-
-def test_late_states_correct_a_value_also_after_many_later_ones() -> None:
-    unit = Unit(2)
-    late = unit.keep(0, ranks=[0])
-    unit.exchange(late, range(2))
-    assert unit.finish(late, 1)["sum"] == 1.0
-    for step in range(1, 10 * MANY):
-        unit.exchange(unit.keep(step), range(2))
-    unit.keep_late(1, late)
-    unit.exchange(late, range(2))
-    assert unit.finish(late, 2, corrects=True) == {"sum": 6.0, "global_step": 0}
-
-
 def test_a_value_whose_late_part_comes_too_late_is_marked(limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
     limit(attachments, MOST_KEPT=FEW)
     unit = Unit(3)
@@ -246,3 +226,9 @@ def test_malformed_states_of_a_peer_affect_only_their_own_value(
     assert reason in caplog.text
     assert ("A rank did not send the states of 1 metrics" in caplog.text) is (sent == b"")
     assert lost == {"that could not be computed": 1}
+
+
+def test_only_a_metric_needs_the_primarys_own_part() -> None:
+    needs = Attachments(1, Counter(), {Snapshot: FusedMetrics, Gathered: FusedGathers}, merges=True).needs_primary
+    kinds = ("metric", "table", "images", NUMBER)
+    assert [needs(Series("a", kind).text) for kind in kinds] == [True, False, False, False]

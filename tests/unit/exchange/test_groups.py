@@ -24,6 +24,7 @@ from limits import Limit
 from units import threads_of_gloo
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange import transport
 from dist_wandb.exchange.transport import BrokenError, destroy_closed, gloo, members_of, tree, tree_of, undestroyed
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
@@ -102,16 +103,6 @@ def test_all_members_have_the_same_sums_and_maxima(form: Form, size: int, fan_ou
     paths = [tree_of(range(size), nodes_of(size), rank, fan_out)[0] for rank in range(size)]
     assert [group.collectives for group in groups] == [2 * sum(2 - one.is_top for one in path) for path in paths]
     assert fan_out < MANY or [group.bytes_given for group in groups] == [9 * 8] * size
-
-
-@in_one_and_a_tree
-@pytest.mark.parametrize("given", [([], [1.0]), ([1.0], []), ([], [])])
-def test_either_list_may_be_empty(form: Form, given: Any, size: int, fan_out: int) -> None:
-    groups = form(size, fan_out)
-    sums, maxima = given
-    assert on_ranks(size, lambda rank: groups[rank].reduce(sums, maxima)) == [([size * x for x in sums], maxima)] * size
-    if fan_out == MANY:
-        assert [group.collectives for group in groups] == [len(sums) + len(maxima)] * size
 
 
 @pytest.mark.parametrize(("size", "fan_out"), [(2, MANY), (3, MANY), (7, 3)])
@@ -303,28 +294,6 @@ def test_waiting_for_a_stalled_member_ends_at_the_limit(form: Form, size: int, f
     assert 0.4 < max(took) < SOON
 
 
-@pytest.mark.parametrize(("size", "fan_out"), [(2, MANY), (7, 3)])
-def test_a_late_member_within_the_timeout_is_waited_for(form: Form, size: int, fan_out: int) -> None:
-    looked: list[int] = []
-    may_go = threading.Event()
-
-    def is_over() -> bool:
-        looked.append(1)
-        if len(looked) > 3 * size:  # expired slices of waiting did no harm
-            may_go.set()
-        return False
-
-    groups = form(size, fan_out, is_over=is_over)
-    looked.clear()
-
-    def use(rank: int) -> Any:
-        if rank == size // 2:
-            assert may_go.wait(SOON)
-        return groups[rank].reduce([1.0], [rank])
-
-    assert on_ranks(size, use) == [([size], [size - 1])] * size
-
-
 @pytest.mark.parametrize("after", [0.0, 0.2])
 def test_waiting_ends_soon_after_is_over_returns_true(form: Form, after: float) -> None:
     over = threading.Event()
@@ -333,44 +302,6 @@ def test_waiting_ends_soon_after_is_over_returns_true(form: Form, after: float) 
         threading.Timer(after, over.set).start()
         with pytest.raises(BrokenError):
             first.tally(b"x")
-
-
-@pytest.mark.parametrize(("size", "fan_out", "lost"), [(2, MANY, 1), *((9, 3, lost) for lost in (0, 1, 2, 4, 8))])
-@pytest.mark.parametrize("how", ["reduce", "tally", "collect"])
-def test_all_other_members_notice_a_lost_member(form: Form, size: int, fan_out: int, lost: int, how: str) -> None:
-    """As in the exchange, a member that detects it closes its groups."""
-    groups = form(size, fan_out, timeout=60.0)
-    noticed: dict[int, tuple[float, str]] = {}  # after how many seconds, and how
-    began = time.monotonic()
-
-    def use(rank: int) -> str:
-        if rank == lost:
-            groups[rank].close()
-            return "gone"
-        try:
-            reduce_alone(groups[rank]) if how == "reduce" else getattr(groups[rank], how)(b"x" * 100)
-        except BrokenError as error:
-            noticed[rank] = (time.monotonic() - began, str(error))
-            groups[rank].close()
-            return "broken"
-        return "done"
-
-    assert on_ranks(size, use) == ["gone" if rank == lost else "broken" for rank in range(size)]
-    assert time.monotonic() - began < SOON, noticed
-
-
-@pytest.mark.parametrize(("below", "all_formed"), [(True, True), (False, False)])
-def test_lower_levels_learn_whether_upper_groups_have_formed(form: Form, below: bool, all_formed: bool) -> None:
-    groups = form(9, 3, parts=True)
-
-    def hand_down(rank: int) -> bool:
-        _, own = groups[rank]
-        deadline = time.monotonic() + SOON
-        if len(own) > 1 and not below:  # the upper level has not formed
-            return tree.hand_down(own[:1], formed=False, deadline=deadline)
-        return tree.hand_down(own, formed=True, deadline=deadline)
-
-    assert on_ranks(9, hand_down) == [all_formed] * 9
 
 
 def test_a_group_with_a_pending_collective_is_closed_without_waiting(form: Form) -> None:
@@ -447,3 +378,29 @@ def test_a_fork_has_no_groups_to_destroy() -> None:
         os._exit(len(undestroyed))
     undestroyed.pop()
     assert os.waitpid(child, 0)[1] == 0
+
+
+# --- which groups a tree has ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "sizes"),
+    [
+        (16, 8, [16]),
+        (1024, 8, [8, 11, 11]),
+        (16384, 8, [8, 12, 12, 13]),
+    ],
+)
+def test_member_0_has_groups_of_the_expected_sizes(ranks: int, per_node: int, sizes: list[int]) -> None:
+    path, levels = tree_of(range(ranks), [rank // per_node for rank in range(ranks)], 0, transport.FAN_OUT)
+    assert [len(group.members) for group in path] == sizes
+    assert levels == len(sizes)
+
+
+def test_groups_are_formed_within_nodes_and_then_between_their_first_ranks() -> None:
+    nodes = [rank // 4 for rank in range(20)]
+    path, _ = tree_of(range(20), nodes, 8, 5)
+    assert [group.members for group in path] == [(8, 9, 10, 11), (0, 4, 8, 12, 16)]
+    in_turns = [rank % 5 for rank in range(20)]
+    path, _ = tree_of(range(20), in_turns, 2, 5)
+    assert [group.members for group in path] == [(2, 7, 12, 17), (0, 1, 2, 3, 4)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import wandb
 from hypothesis import given
 from hypothesis import strategies as st
 from row_units import reduced
+from tests.unit.runs.test_summary import Run
 from torchmetrics.classification import MulticlassAccuracy
 from units import RecordingRun
 
@@ -27,6 +28,7 @@ from dist_wandb.job.topology import Topology
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.summary import SummaryWrites
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunMode, plan_run
 from dist_wandb.settings.reduction import (
@@ -405,19 +407,6 @@ def test_an_invalid_weight_from_a_device_is_an_error_and_nothing_is_posted(value
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("per_rank", "labelled"),
-    [(True, {"loss", "lr"}), (False, set()), ("lo*", {"loss"}), (["lr", "x"], {"lr"}), ("LOSS", set())],
-)
-def test_patterns_select_the_labelled_names(per_rank: PerRank, labelled: set[str]) -> None:
-    unit = Unit(run_mode="shared", per_rank=per_rank)
-    unit.log_on_all([{"loss": 1.0, "lr": 0.5}] * 2, 0)
-    assert set(unit.close()[0]) == {"loss", "lr", "global_step"} | {f"rank-0/{name}" for name in labelled}
-    assert [set(row) for row in unit.runs[1].rows] == (
-        [{"global_step"} | {f"rank-1/{name}" for name in labelled}] if labelled else []
-    )
-
-
 def test_values_equal_by_nature_are_not_labelled_by_default() -> None:
     equal = {name.replace("*", "AdamW/pg1"): 1.0 for name in EQUAL_BY_NATURE}
     equal |= {f"trainer/{name}": value for name, value in equal.items()}
@@ -647,15 +636,60 @@ def test_a_corrected_row_is_whole_but_for_the_primarys_own_values() -> None:
 
 
 def test_the_last_position_is_described_as_step_or_row() -> None:
-    unit = Unit(1)
-    rows = unit.ranks[0]
-    assert rows.writing.last_position == "the start"
-    rows.writing.write([finished({"a": 1.0}, step=7, x=7)])
-    assert rows.writing.last_position == "step 7"
-    rows.writing.write([finished({"a": 1.0}, step=None, x=-5)])
-    assert rows.writing.last_position == "row 5"
-    rows.writing.write([])
-    assert rows.writing.last_position == "row 5"
+    writing, found = Unit(1).ranks[0].writing, list[str]()
+    for rows in ([], [finished({"a": 1.0}, step=7, x=7)], [finished({"a": 1.0}, step=None, x=-5)], []):
+        writing.write(rows)
+        found.append(writing.last_position)
+    assert found == ["the start", "step 7", "row 5", "row 5"]
 
 
-# --- without other ranks ----------------------------------------------------------------------------------------------
+# --- places among the user's writes into the summary ------------------------------------------------------------------
+
+
+def test_the_summary_has_the_last_row_of_a_rank_that_is_behind() -> None:
+    """It logs rows alone before, while the other one's call for the last row has come already."""
+    unit, run, summary = Unit(), Run(), SummaryWrites("global_step")
+    summary.follow(run)  # type: ignore[arg-type]  # stands in for wandb's
+
+    def keep(row: dict[str, Any], follows: Any, x: Any, **kwargs: Any) -> None:
+        run.values.update({**row, "global_step": x} if row else {})
+        summary.keep(row, follows, x, **kwargs)
+
+    unit.ranks[0].keep_summary = keep
+    unit.log(1, {"after": 1.0}, 9, commit=True)
+    for row, step in (({"only": 1.0}, 8), ({"image": "a"}, 8), ({"after": 3.0}, 9)):
+        unit.log(0, row, step, commit=True)
+    unit.close()
+    assert run.values == {"only": 1.0, "image": "a", "after": 2.0, "global_step": 9}
+
+
+@pytest.mark.parametrize("commit", [None, True, False])
+def test_a_row_of_one_rank_has_the_place_of_its_call(commit: Any) -> None:
+    unit, places = Unit(run_mode="shared"), list[tuple[Any, ...]]()
+
+    def keep(names: Iterable[str], *place: Any, is_open: bool, **_: Any) -> None:
+        places.extend([([*names], *place, is_open)] if names else [])
+
+    for rows in unit.ranks:
+        rows.keep_summary = keep
+    unit.ranks[0].write_own(Contribution({"loss": 1.0}, 4, commit, writes_before=2))
+    under_label = Contribution({"loss": 1.0}, 4, commit, x=4, writes_before=3)
+    unit.ranks[1].post(under_label, unit.rounds[1], unit.protocol.now)
+    of_label = (["rank-1/loss"], 3, 4, not commit)
+    assert places == [(["loss", "rank-0/loss"], 2, 4, commit is False), of_label]
+
+
+def test_a_row_that_cannot_be_made_costs_no_other_row(caplog: pytest.LogCaptureFixture) -> None:
+    unit = Unit()
+    fails = iter([True, True])
+
+    def act(_: int | None) -> None:
+        if next(fails, False):
+            raise ValueError("cannot be carried out")
+
+    unit.ranks[0].act = act
+    for step in range(4):
+        unit.log_on_all([{"loss": 1.0}] * 2, step)
+    assert [row["global_step"] for row in unit.close()] == [2, 3]
+    assert unit.ranks[0].writer.lost == {"that W&B refused": 2}
+    assert caplog.text.count("could not write a row") == 1

@@ -1,4 +1,4 @@
-"""The times of a rank's turns, by what it logged and what it waits for; and what waits there."""
+"""The times of a rank's turns, by what it logged and what it waits for; what waits there; and patience with others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from units import Stall
 from dist_wandb.exchange import turns as turns_module
 from dist_wandb.exchange.interface import Flush, Lifecycle
 from dist_wandb.exchange.protocol.calls import Intent
+from dist_wandb.exchange.protocol.contributors import NEVER
 from dist_wandb.exchange.protocol.lanes import lanes_of, number_of
 from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
+from dist_wandb.exchange.reports import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.rows import Contribution
-from dist_wandb.exchange.turns import Turns
+from dist_wandb.exchange.turns import Pacer, Turns
 from dist_wandb.settings.options import Limits
 
 LIMITS = Limits(heartbeat=3.0, max_pending_rows=300)
@@ -157,9 +159,6 @@ def test_log_waits_shortly_for_an_exchange_that_stands_still(rank: Rank) -> None
     assert {number: seconds for number, seconds in enumerate(waited, 1) if seconds} == {557: 1.5, 1115: 1.5}
     rank.rounds.outbox.take(1000)
     assert [rank.logs() for _ in range(357)][-2:] == [0.0, 1.5]
-
-
-def test_log_waits_no_longer_once_the_rank_closes(rank: Rank) -> None:
     rank.lifecycle.is_closing = True
     assert not any(rank.logs() for _ in range(600))
 
@@ -231,3 +230,61 @@ def test_many_contributions_end_lingering() -> None:
     turns.linger(60.0)
     assert time.monotonic() - began < 30.0
     assert [contribution.step for contribution in posted] == list(range(600))
+
+
+# --- patience with other ranks ----------------------------------------------------------------------------------------
+
+NONE = NEVER, NEVER  # of new names, and of all, is overdue
+
+
+@pytest.fixture
+def pacer() -> Pacer:
+    return Pacer(Limits(peer_timeout=60.0, heartbeat=1.0), 0.0)
+
+
+def pass_time(pacer: Pacer, until: float, *, oldest: int | None) -> tuple[int, int]:
+    """Return the overdue cells after rounds without a gap: one every half second, the first with number 1."""
+    found = NONE
+    for number in range(1, int(2 * until) + 2):
+        found = pacer.begin_round((number - 1) / 2, number, oldest)
+    return found
+
+
+def test_new_names_are_overdue_after_a_few_heartbeats_and_all_after_peer_timeout(pacer: Pacer) -> None:
+    assert pass_time(pacer, 4.5, oldest=1) == NONE
+    assert pacer.begin_round(5.0, 11, 1) == (1, NEVER)
+    for number in range(12, 121):
+        overdue = pacer.begin_round((number - 1) / 2, number, 1)
+    assert overdue == (110, NEVER)
+    assert pacer.begin_round(60.0, 121, 1) == (111, 1)
+
+
+def test_closed_cells_are_never_overdue_and_rounds_before_the_oldest_cell_are_forgotten(pacer: Pacer) -> None:
+    pass_time(pacer, 30.0, oldest=1)
+    assert pacer.begin_round(30.5, 62, None) == NONE
+    assert pacer.begin_round(31.0, 63, 62) == NONE, "the time before they were opened does not count"
+    pass_time(pacer, 61.0, oldest=63)
+    pacer.begin_round(61.5, 124, 122)
+    assert pacer.begin_round(62.0, 125, 122) == NONE
+
+
+@pytest.mark.parametrize(("gap", "counted"), [(1.5, 1.5), (2.0, 2.0), (600.0, 2.0)])
+def test_a_gap_between_rounds_counts_as_at_most_two_heartbeats(pacer: Pacer, gap: float, counted: float) -> None:
+    pacer.begin_round(0.0, 1, 1)
+    pacer.begin_round(gap, 2, 1)
+    left = NEW_NAME_HEARTBEATS - counted
+    assert pacer.begin_round(gap + left / 2, 3, 1) == NONE
+    assert pacer.begin_round(gap + left - 0.01, 4, 1) == NONE
+    assert pacer.begin_round(gap + left, 5, 1) == (1, NEVER)
+
+
+def test_excluded_time_does_not_count_toward_patience(pacer: Pacer) -> None:
+    pacer.begin_round(0.0, 1, 1)
+    for seconds in (60.0, 40.0):
+        pacer.exclude(seconds)
+    assert not pacer.is_held_up(105.0)
+    assert pacer.is_held_up(105.1)
+    pacer.begin_round(101.9, 2, 1)
+    pacer.begin_round(103.8, 3, 1)
+    assert pacer.begin_round(104.9, 4, 1) == NONE
+    assert pacer.begin_round(105.0, 5, 1) == (1, NEVER)

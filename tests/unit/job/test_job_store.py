@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
+from counting import CountedStore, Counts
 from fakes import on_ranks
 from limits import Limit
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.job import job_identity
+from dist_wandb.job import connection, job_identity
+from dist_wandb.job.connection import address_among, address_towards
 from dist_wandb.job.job_identity import agree_on_base_id, learn_layout
 from dist_wandb.job.job_store import JobStore, RankValues, SharedList
+from dist_wandb.job.timed_caller import UnansweredError
 from dist_wandb.job.topology import Topology
 
 PATIENCE = 30.0  # seconds, if the other ranks arrive
@@ -189,25 +192,6 @@ def test_the_store_of_a_process_group_has_precedence() -> None:
     assert find(1).try_get("key") is None  # not in the agent's store
 
 
-USES: list[Callable[[JobStore], Any]] = [
-    lambda meeting: meeting.try_get("key"),
-    lambda meeting: meeting.wait_get("key", "rank 0"),
-    lambda meeting: RankValues(meeting, "key").try_get_all(SHORT),
-]
-
-
-@pytest.mark.parametrize("use", USES, ids=["try_get", "wait_get", "try_get_all"])
-def test_a_lost_store_is_a_rendezvous_error(use: Callable[[JobStore], Any]) -> None:
-    host: dist.TCPStore | None = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert host is not None
-    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
-    meeting = JobStore(client, "name", rank(1), SHORT)
-    host = None  # the last reference: its server ends
-    with pytest.raises(RendezvousError, match="Rank 1 cannot reach the store of the job: ") as gone:
-        use(meeting)
-    assert isinstance(gone.value.__cause__, RuntimeError)
-
-
 # --- the base id ------------------------------------------------------------------------------------------------------
 
 
@@ -220,22 +204,10 @@ def test_the_users_id_is_used_or_the_proposal_of_rank_0(at: At, requested: str |
     assert on_ranks(3, lambda number: agree(at, number, requested, f"proposal-{number}")) == [agreed] * 3
 
 
-def alone(number: int, *, requested: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
+def alone(number: int) -> str:
     """Return the base id of a rank of a job without a store."""
     with patch.dict(os.environ, {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2"}):
-        return agree_on_base_id(None, rank(number), requested, proposed, name)
-
-
-@pytest.fixture(params=[{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, {"PMIX_NAMESPACE": "prterun-1"}])
-def named_job(bare_environment: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
-    for variable, value in request.param.items():
-        monkeypatch.setenv(variable, value)
-
-
-@pytest.mark.usefixtures("named_job")
-def test_the_launchers_job_name_gives_one_id_without_a_store() -> None:
-    assert re.fullmatch("[a-z0-9]{8}", alone(0))
-    assert alone(0, proposed="own-0") == alone(1, proposed="own-1")
+        return agree_on_base_id(None, rank(number), None, None, "init/1")
 
 
 def test_ids_derived_from_a_job_are_the_same_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +218,7 @@ def test_ids_derived_from_a_job_are_the_same_after_a_restart(monkeypatch: pytest
         monkeypatch.setenv("SLURM_RESTART_COUNT", restart)
         ids.add(alone(0))
     assert len(ids) == 3
+    assert all(re.fullmatch("[a-z0-9]{8}", one) for one in ids)
 
 
 def test_an_error_without_store_or_job_name_explains_what_to_do() -> None:
@@ -325,31 +298,6 @@ def test_each_rank_checks_itself_if_the_elected_one_is_gone(at: At, my_node: thr
         learn_layout(at(0, 4, timeout=SHORT), rank(0, 4), needed=True)
 
 
-def test_a_delayed_rank_does_not_delay_the_others_further(
-    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank has the first index, but sets its value after all others. It is the one that finds the list complete."""
-    publish = JobStore.publish
-    is_held_up = threading.Event()
-
-    def publish_late(self: JobStore, key: str, value: Any) -> None:
-        if key == "node/1":
-            is_held_up.set()
-            while self.try_get("node/there") != 2:
-                time.sleep(SHORT / 10)
-        publish(self, key, value)
-
-    def learn(number: int) -> Topology:
-        my_node.node = "a"
-        assert number == 1 or is_held_up.wait(PATIENCE)
-        return learn_layout(at(number, 3), rank(number, 3), needed=True)
-
-    monkeypatch.setattr(JobStore, "publish", publish_late)
-    began = time.monotonic()
-    assert on_ranks(3, learn) == [rank(number, 3).with_layout(["a"] * 3) for number in range(3)]
-    assert time.monotonic() - began < PATIENCE / 2
-
-
 def test_another_rank_publishes_the_layout_if_the_last_one_dies(at: At, my_node: threading.local) -> None:
     SharedList(at(0, 3), "node").append([0, "a"])  # and then it dies, before it finds that it is the last one
 
@@ -361,3 +309,135 @@ def test_another_rank_publishes_the_layout_if_the_last_one_dies(at: At, my_node:
         learnt = on_ranks(2, learn)
     assert learnt == [rank(number, 3).with_layout(["a", "a", "b"]) for number in (1, 2)]
     assert at(0, 3).try_get("layout") == [[0, 2, 1], [1, 1, 1]]
+
+
+# --- lists to which all ranks append ----------------------------------------------------------------------------------
+
+MANY = 2500  # more than in one call
+
+ListOf = Callable[[int], SharedList]
+
+
+@pytest.fixture
+def counts() -> Counts:
+    return Counts()
+
+
+@pytest.fixture
+def keys_of(store: dist.Store, counts: Counts) -> Callable[[int], JobStore]:
+    return lambda number: JobStore(CountedStore(store, number, counts), "test", rank(number), PATIENCE)
+
+
+@pytest.fixture
+def list_of(keys_of: Callable[[int], JobStore]) -> ListOf:
+    """Return the list for a rank that has not read it yet."""
+    return lambda number: SharedList(keys_of(number), "list")
+
+
+@pytest.mark.parametrize("number", [1, 4, 5, MANY])
+def test_appended_values_are_read_once_in_order(list_of: ListOf, number: int) -> None:
+    appending, reading = list_of(0), list_of(1)
+    assert [appending.append([value, "text"]) for value in range(number)] == list(range(1, number + 1))
+    assert reading.read_new() == [[value, "text"] for value in range(number)]
+    assert reading.read_new() == []
+    assert reading.append("own") == number + 1
+    assert (reading.read_new(), len(reading.values)) == (["own"], number + 1)
+    assert (list_of(0).count(), list_of(1).read_new(soon=True)[-1]) == (number + 1, "own")
+
+
+def test_checking_for_news_reads_one_key(list_of: ListOf, counts: Counts) -> None:
+    appending, reading = list_of(0), list_of(1)
+    for value in range(MANY):
+        appending.append(value)
+    reading.read_new()
+    before = counts.of(1), counts.operations[1]
+    for _ in range(10):
+        reading.read_new()
+    assert (counts.of(1) - before[0], counts.operations[1] - before[1]) == (10, 10)
+    assert before[0] == 1 + 2 * MANY, "each key is checked, and read"
+    assert before[1] <= 1 + 2 * 3
+
+
+def test_append_once_counts_a_value_once(list_of: ListOf, counts: Counts) -> None:
+    for number in (0, 1, 0):
+        list_of(number).append_once(number)
+    before = counts.of(1)
+    reading = list_of(1)
+    assert (reading.count(), counts.of(1) - before) == (2, 1)
+    assert reading.read_new() == [0, 1]
+
+
+def test_a_counted_value_that_is_not_set_yet_is_read_later(list_of: ListOf, keys_of: Callable[[int], JobStore]) -> None:
+    reading = list_of(1)
+    for value in range(10):
+        list_of(0).append(value)
+    assert keys_of(0).count("list/count") == 11
+    list_of(0).append(12)
+    assert reading.read_new() == [*range(10), 12]
+    assert reading.read_new() == []
+    keys_of(0).publish("list/11", 11)
+    assert reading.read_new() == [11]
+
+
+def test_only_the_rank_that_sets_the_last_value_finds_the_list_complete(
+    list_of: ListOf, keys_of: Callable[[int], JobStore]
+) -> None:
+    held_up = keys_of(0)
+    assert held_up.count("list/count") == 1
+    assert not list_of(1).append_one_of("b", 3)
+    assert not list_of(1).append_one_of("c", 3), "it has the last index, but a value is missing"
+    held_up.publish("list/1", "a")
+    assert held_up.count("list/there") == 3
+    other = SharedList(keys_of(0), "other")
+    assert [other.append_one_of(value, 3) for value in "abc"] == [False, False, True]
+    assert other.read_new() == ["a", "b", "c"]
+
+
+def test_news_soon_returns_nothing_if_the_store_does_not_answer(
+    list_of: ListOf, keys_of: Callable[[int], JobStore]
+) -> None:
+    keys: Any = keys_of(1)
+    reading = SharedList(keys, "list")
+    list_of(0).append(1)
+    get_present = keys.get_present
+
+    def stall(_: list[str], *, soon: bool) -> dict[str, int]:
+        assert soon
+        raise UnansweredError("it has not answered")
+
+    keys.get_present = stall
+    assert reading.read_new(soon=True) == []
+    keys.get_present = get_present
+    assert reading.read_new(soon=True) == [1]
+
+
+# --- the address that a rank publishes -------------------------------------------------------------------------------
+
+
+def test_the_address_towards_this_host_is_loopback() -> None:
+    assert address_towards("127.0.0.1", 29500) == "127.0.0.1"
+    assert address_towards("localhost") in {"127.0.0.1", "::1"}
+
+
+def test_an_unreachable_host_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    assert address_towards("127.0.0.1") is None
+
+    def find(*_: object, **__: object) -> list[object]:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    assert address_towards("no-such-host") is None
+
+
+def test_the_address_that_reaches_the_store_is_used_on_several_hosts() -> None:
+    assert address_among("10.0.0.2", ["127.0.1.1", "10.0.0.2"]) == "10.0.0.2"
+
+
+def test_the_host_of_the_store_uses_its_address_towards_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In many hosts files, the host's own name, by which it reaches the store, is 127.0.1.1."""
+    monkeypatch.setattr(connection, "address_towards", {"10.0.0.2": "10.0.0.1"}.get)
+    assert address_among("127.0.1.1", ["127.0.1.1", "10.0.0.3", "10.0.0.2", None]) == "10.0.0.1"

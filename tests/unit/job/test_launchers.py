@@ -104,17 +104,12 @@ def test_stale_variables_of_another_launcher_are_reported_and_ignored(inner: str
     assert found[launcher].reason
 
 
-def test_torchrun_replaces_the_rank_of_an_image() -> None:
-    image = {"RANK": "7", "WORLD_SIZE": "64"}
-    assert Topology.detect({**image, **TORCHRUN}) == Topology.detect(TORCHRUN)
-    assert [launcher.status for launcher in detected_launchers({**image, **TORCHRUN})] == ["used"]
-
-
 def test_only_variables_of_an_image_that_torchrun_keeps_are_reported() -> None:
-    environ = {**TORCHRUN, "NODE_RANK": "7"}
+    """It replaces the others."""
+    environ = {"RANK": "7", "WORLD_SIZE": "64", **TORCHRUN, "NODE_RANK": "7"}
     assert Topology.detect(environ) == Topology.detect(TORCHRUN)
-    _, stale = detected_launchers(environ)
-    assert (stale.status, stale.variables) == ("contradicts", {"NODE_RANK": "7"})
+    used, stale = detected_launchers(environ)
+    assert (used.status, stale.status, stale.variables) == ("used", "contradicts", {"NODE_RANK": "7"})
     assert stale.reason == "it set node_rank=7, not 0"
 
 

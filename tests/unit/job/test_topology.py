@@ -77,24 +77,19 @@ LAUNCHERS: dict[str, tuple[Environ, Fields]] = {
         slurm(5, 1, 1, "1", SLURM_STEP_TASKS_PER_NODE="4(x2)"),
         (5, 1, 1, 8, 4, 2),
     ),
+    **{
+        name: (variables(" ".join(map("=".join, zip(keys.split(), "5814", strict=True)))), (5, 1, None, 8, 4, None))
+        for name, keys in {
+            "MPICH": "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS",
+            "Horovod": "HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE",
+            "jsrun": "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE",
+            "MVAPICH2": "MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE",
+        }.items()
+    },
     "Open MPI": (OPEN_MPI, (5, 1, None, 8, 4, None)),
-    "MPICH": (variables("PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4"), (5, 1, None, 8, 4, None)),
-    "Horovod": (
-        variables(
-            "HOROVOD_RANK=5 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=4 HOROVOD_CROSS_RANK=0 "
-            "HOROVOD_CROSS_SIZE=1"
-        ),
-        (5, 1, None, 8, 4, None),
-    ),
-    "jsrun": (
-        variables("JSM_NAMESPACE_RANK=5 JSM_NAMESPACE_SIZE=8 JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=4"),
-        (5, 1, None, 8, 4, None),
-    ),
-    "MVAPICH2": (
-        variables(
-            "MV2_COMM_WORLD_RANK=5 MV2_COMM_WORLD_SIZE=8 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=4"
-        ),
-        (5, 1, None, 8, 4, None),
+    "Horovod with a cross rank": (
+        variables("HOROVOD_RANK=5 HOROVOD_SIZE=8 HOROVOD_CROSS_RANK=0 HOROVOD_CROSS_SIZE=1"),
+        (5, None, None, 8, None, None),
     ),
     "DeepSpeed without CROSS_SIZE": (
         variables("RANK=5 LOCAL_RANK=1 CROSS_RANK=1 WORLD_SIZE=8 LOCAL_SIZE=4"),

@@ -16,11 +16,15 @@ from dist_wandb.settings.plan import plan_run
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
-@pytest.mark.parametrize("verbosity", ["not set", "in settings", "in the environment"])
+@pytest.mark.parametrize(
+    ("mode", "verbosity"),
+    [("new", "not set"), *(("shared", verbosity) for verbosity in ("not set", "in settings", "in the environment"))],
+)
 @pytest.mark.parametrize("topology", [FIRST, SECOND], ids=["primary", "secondary"])
-def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
+def test_wandb_prints_only_useful_lines_about_runs_of_several_ranks_on_disk(
     fresh_wandb: Path,
     topology: Topology,
+    mode: str,
     verbosity: str,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -31,7 +35,7 @@ def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
         arguments["settings"] = wandb.Settings(quiet=False)
     elif verbosity == "in the environment":
         monkeypatch.setenv("WANDB_QUIET", "false")
-    plan = plan_run(topology, "shared", "global", "exp")
+    plan = plan_run(topology, mode, "global", "exp")
     run = opened_by(plan, topology, arguments)
     run.log({"loss": 0.5})
     opening = capfd.readouterr().err
@@ -42,10 +46,11 @@ def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
     wandb.termlog("information")
     assert "information" in capfd.readouterr().err
     assert "a warning" in ending
-    assert ("wandb sync" in ending, "Run history" in ending) == (verbosity != "not set",) * 2
+    is_told = verbosity != "not set" or (mode == "new" and topology is FIRST)  # of the runs of all ranks, the first
+    assert ("wandb sync" in ending, "Run history" in ending) == (is_told,) * 2
     assert ("offline" in opening) == (verbosity != "not set" or topology is FIRST)
     hint = f"dist_wandb: the run exp is on disk, in several files. Upload it with: dist-wandb sync {fresh_wandb}/wandb"
-    assert writer.upload_hint(run, plan, topology) == (hint if topology is FIRST else None)
+    assert writer.upload_hint(run, plan, topology) == (hint if mode == "shared" and topology is FIRST else None)
 
 
 @pytest.mark.parametrize(
@@ -68,19 +73,3 @@ def test_only_runs_in_several_files_have_an_upload_hint() -> None:
     assert line("auto", mode="offline") is None  # W&B's own line is correct
     assert line("new", mode="offline") is None
     assert line("shared", SINGLE, mode="offline") is None
-
-
-@pytest.mark.parametrize("topology", [FIRST, SECOND], ids=["first", "second"])
-def test_of_the_runs_of_all_ranks_wandb_prints_about_the_first(
-    fresh_wandb: Path, topology: Topology, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("WANDB_SILENT")
-    arguments: dict[str, Any] = {"mode": "offline", "dir": str(fresh_wandb)}
-    plan = plan_run(topology, "new", "global", "exp")
-    run = opened_by(plan, topology, arguments)
-    with writer.quiet_finish(run, plan, arguments):
-        wandb.termwarn("a warning")
-        run.finish()
-    printed = capfd.readouterr().err
-    assert "a warning" in printed
-    assert ("offline" in printed, "wandb sync" in printed) == (topology is FIRST,) * 2

@@ -147,13 +147,8 @@ def test_a_copy_keeps_the_metadata_known_at_its_time(job: Job, fake_wandb: FakeW
 
 
 @pytest.mark.newest  # wandb 0.19 has no public class of its runs
-@pytest.mark.parametrize("name", sorted(METADATA))
-def test_metadata_are_attributes_of_a_run_of_wandb(name: str) -> None:
-    assert isinstance(getattr(wandb.Run, name, None), property)
-
-
-@pytest.mark.newest  # wandb 0.19 has no public class of its runs
-def test_methods_with_a_result_are_those_of_wandb() -> None:
+def test_metadata_and_methods_with_a_result_are_those_of_wandb() -> None:
+    assert all(isinstance(getattr(wandb.Run, name, None), property) for name in METADATA)
     methods = {name: getattr(wandb.Run, name) for name in dir(wandb.Run) if not name.startswith("_")}
     giving = {
         name

@@ -7,13 +7,15 @@ import sys
 import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import wandb
 from fakes import FakeWandb
 from opened_runs import FIRST, opened, opened_by
+from wandb.sdk.wandb_config import Config
 
-from dist_wandb.runs import run_metadata
+from dist_wandb.runs import run_metadata, wandb_private
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.plan import plan_run
 
@@ -77,3 +79,35 @@ def test_only_values_that_json_can_hold_are_published() -> None:
     }
     nan = {"x": float("nan"), "y": [float("nan")]}
     assert repr(run_metadata.arguments_for_others({"config": nan})) == repr({"config": nan})
+
+
+# --- the parts of a run that a child process receives -----------------------------------------------------------------
+
+
+class Run:
+    """A run that leaves out its config, as wandb's does."""
+
+    def __init__(self) -> None:
+        self.config: Any = Config()  # type: ignore[no-untyped-call]
+
+    def __reduce__(self) -> tuple[type[Run], tuple[()]]:
+        return Run, ()
+
+
+def test_a_run_is_passed_with_its_config_which_wandb_leaves_out() -> None:
+    run: Any = Run()
+    run.config.update({"lr": 0.1, "names": {1: "a"}})
+    data = wandb_private.pickled_run(run)
+    assert data is not None
+    received = wandb_private.unpickled_run(data)
+    assert received is not None
+    assert dict(received.config) == {"lr": 0.1, "names": {1: "a"}}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [None, NullRun(), mock.Mock(), types.SimpleNamespace(handle=lambda: None)],
+    ids=["None", "NullRun", "Mock", "namespace"],
+)
+def test_an_object_that_is_not_a_run_or_cannot_be_pickled_is_not_passed(run: Any) -> None:
+    assert wandb_private.pickled_run(run) is None

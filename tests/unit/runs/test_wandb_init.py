@@ -30,27 +30,33 @@ OWN_SERVICE = f"3-{os.getpid()}-unix-/tmp/socket"
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
-def test_auto_gives_the_run_the_planned_id_and_nothing_else(fake_wandb: FakeWandb) -> None:
-    opened(FIRST, "auto", {"project": "digits", "name": "base", "dir": "logs"})
-    assert fake_wandb.arguments == [{"project": "digits", "name": "base", "dir": "logs", "id": "exp"}]
-
-
-@pytest.mark.parametrize(("topology", "number"), [(FIRST, 0), (SECOND, 1)])
-def test_new_gives_every_rank_its_own_id_group_name_and_directory(
-    fake_wandb: FakeWandb, tmp_path: Path, topology: Topology, number: int
+@pytest.mark.parametrize(
+    ("topology", "mode", "changed"),
+    [
+        (FIRST, "auto", {}),
+        (FIRST, "new", {"id": "exp-rank-0", "group": "exp", "name": "base-rank-0", "dir": "logs/wandb/rank-0"}),
+        (SECOND, "new", {"id": "exp-rank-1", "group": "exp", "name": "base-rank-1", "dir": "logs/wandb/rank-1"}),
+        (FIRST, "shared", {"mode": None, "dir": "logs/wandb/rank-0"}),
+        (SECOND, "shared", {"mode": None, "dir": "logs/wandb/rank-1"}),
+    ],
+)
+def test_each_mode_has_its_arguments_and_does_not_change_the_users(
+    fake_wandb: FakeWandb, topology: Topology, mode: str, changed: dict[str, Any]
 ) -> None:
-    opened(topology, "new", {"project": "digits", "name": "base", "dir": str(tmp_path / "logs")})
-    directory = tmp_path / "logs" / "wandb" / f"rank-{number}"
-    assert fake_wandb.arguments == [
-        {
-            "project": "digits",
-            "id": f"exp-rank-{number}",
-            "group": "exp",
-            "name": f"base-rank-{number}",
-            "dir": str(directory),
-        }
-    ]
-    assert directory.is_dir()
+    arguments = {"project": "digits", "name": "base", "dir": "logs", "mode": "online", "config": {"lr": 0.1}}
+    before = dict(arguments)
+    opened(topology, mode, arguments)
+    (passed,) = fake_wandb.arguments
+    settings = passed.pop("settings", None)
+    assert passed == {**before, "id": "exp", **changed}
+    assert Path(passed["dir"]).is_dir()
+    assert arguments == before
+    assert passed["config"] is before["config"]
+    if mode == "shared":
+        assert (settings.mode, settings.x_label) == ("shared", f"rank-{topology.global_rank}")
+        assert settings.x_primary is settings.x_update_finish_state is (topology is FIRST)
+    else:
+        assert settings is None
 
 
 @pytest.mark.parametrize("topology", [SINGLE, FIRST])
@@ -98,24 +104,6 @@ def test_an_unusable_directory_is_replaced_by_a_private_one(
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith("dist_wandb: rank 1 cannot write to ")
     assert str(chosen) in warning
-
-
-@pytest.mark.parametrize(("topology", "number"), [(FIRST, 0), (SECOND, 1)])
-def test_shared_enables_wandbs_shared_mode_on_every_rank(
-    fake_wandb: FakeWandb, topology: Topology, number: int
-) -> None:
-    opened(topology, "shared", {"project": "digits", "name": "base", "mode": "online"})
-    (arguments,) = fake_wandb.arguments
-    settings = arguments.pop("settings")
-    assert arguments == {
-        "project": "digits",
-        "id": "exp",
-        "name": "base",
-        "mode": None,
-        "dir": str(Path("wandb") / f"rank-{number}"),
-    }
-    assert (settings.mode, settings.x_label) == ("shared", f"rank-{number}")
-    assert (settings.x_primary, settings.x_update_finish_state) == (number == 0, number == 0)
 
 
 @pytest.mark.parametrize(
@@ -308,14 +296,6 @@ def test_a_name_from_the_environment_gets_its_suffix_too(
     node = Topology(2, 0, 1, 4, 2, 2)
     opened_by(plan_run(node, mode, "worker", "exp"), node, {})
     assert fake_wandb.arguments[0]["name"] == ("base-worker-1" if mode == "shared" else "base-worker-1-rank-0")
-
-
-@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_the_users_arguments_are_not_changed(fake_wandb: FakeWandb, mode: str) -> None:
-    arguments: dict[str, Any] = {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
-    opened(FIRST, mode, arguments)
-    assert arguments == {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
-    assert fake_wandb.arguments[0]["config"] is arguments["config"]
 
 
 def test_the_users_own_reinit_takes_precedence(fake_wandb: FakeWandb) -> None:
