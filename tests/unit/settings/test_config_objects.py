@@ -100,9 +100,12 @@ def omegaconf(monkeypatch: pytest.MonkeyPatch) -> type[DictConfig]:
 def test_objects_of_values_are_plain_values_of_the_config(
     config: object, expected: dict[str, Any], fake_wandb: FakeWandb
 ) -> None:
-    dist_wandb.init(config=config)
+    session = dist_wandb.init(config=config)
     assert given_values(fake_wandb.arguments[0]["config"]) == expected
     assert fake_wandb.runs[0].config == expected
+    session.config["inner"], session.config.later = Namespace(layers=config), config
+    later = {name: fake_wandb.runs[0].config[name] for name in ("inner", "later")}
+    assert later == {"inner": {"layers": expected}, "later": expected}
 
 
 def test_the_config_of_omegaconf_is_resolved(omegaconf: type[DictConfig], fake_wandb: FakeWandb, job: Job) -> None:
@@ -135,12 +138,3 @@ class Settings:
 )
 def test_given_values_are_read_by_name(config: object, values: dict[str, Any]) -> None:
     assert given_values(config) == values
-
-
-def test_objects_of_values_that_are_set_later_are_plain_values(fake_wandb: FakeWandb) -> None:
-    session = dist_wandb.init()
-    session.config["of"], session.config.more = Namespace(layers=Layers()), Layers()
-    assert {name: fake_wandb.runs[0].config[name] for name in ("of", "more")} == {
-        "of": {"layers": PLAIN},
-        "more": PLAIN,
-    }
