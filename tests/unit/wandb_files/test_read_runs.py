@@ -19,7 +19,7 @@ from shared_runs import write_rank
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
 from dist_wandb.wandb_files import reading
-from dist_wandb.wandb_files.reading import history_of, joined
+from dist_wandb.wandb_files.reading import TREND_LENGTH, history_of, joined, trend_of
 from dist_wandb.wandb_files.selection import by_rank
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
@@ -47,9 +47,11 @@ def test_runs_are_shown_in_a_line_and_as_a_table(shared: LocalRun, tmp_path: Pat
     assert repr(shared) == "<dist_wandb.LocalRun 'exp' finished, 6 rows>"
     assert max(map(len, map(repr, (*shared.writers, *shared.metrics.values())))) < 200
     html_of = methodcaller("_repr_html_")
-    write_run(tmp_path, "b", display_name="<b>&")
-    runs = read_runs(tmp_path)
-    assert repr(runs).splitlines()[1:] == [" <dist_wandb.LocalRun 'b' '<b>&' finished, 3 rows>]"]
+    begun = run("b", display_name="<b>&")
+    begun.run.start_time.FromSeconds(1_700_000_001)
+    write_run(tmp_path / "a", "b", records=[header(), begun, row(0), row(1), end()])
+    runs = dist_wandb.read_runs([str(tmp_path), tmp_path / "a"])  # in the order of their start
+    assert repr(runs).splitlines()[1:] == [" <dist_wandb.LocalRun 'b' '<b>&' finished, 2 rows>]"]
     assert "<td>b</td><td>&lt;b&gt;&amp;</td><td></td><td>finished</td>" in html_of(runs)
     assert "<td>exp</td>" in html_of(shared)
 
@@ -79,30 +81,22 @@ def test_a_shared_run_without_its_primary_ends_as_the_worst_of_its_writers(tmp_p
     assert (found.state, found.exit_code) == ("unfinished", None)
 
 
-def test_history_has_the_requested_columns_and_the_axis(shared: LocalRun) -> None:
+def test_history_has_the_requested_columns_and_the_axis_and_none_where_a_row_lacks_a_value(shared: LocalRun) -> None:
     assert shared.history("loss", writer="rank-0") == {"global_step": [0, 1, 2], "loss": [1.0, 0.0, -1.0]}
     assert shared.history("rank-10/loss") == {"global_step": [0], "rank-10/loss": [10.0]}
     columns = shared.history(["rank-2/loss"], writer=2)
     assert columns["global_step"] == [0, 1]
     assert columns["rank-2/loss"][0] == 2.0
     assert math.isnan(columns["rank-2/loss"][1])
-
-
-def test_history_by_patterns_has_none_where_a_row_lacks_a_value(shared: LocalRun) -> None:
+    assert shared.history(["rank-*/loss", "never"], writer=10) == {
+        "global_step": [0], "never": [None], "rank-10/loss": [10.0]
+    }  # fmt: skip
     columns = shared.history(["rank-*/loss", "never"])
     assert columns["global_step"] == [0, 1, 2, 0, 1, 0]
     assert columns["rank-0/loss"] == [0.5, 0.5, 0.5, None, None, None]
-    assert columns["rank-10/loss"] == [None, None, None, None, None, 10.0]
-    assert columns["never"] == [None] * 6
     assert "loss" not in columns
-
-
-def test_history_leaves_out_names_of_wandb_unless_requested(shared: LocalRun) -> None:
     assert set(shared.history(writer=0)) == {"global_step", "loss", "rank-0/loss"}
     assert shared.history("_step", writer=0)["_step"] == [0, 1, 2]
-
-
-def test_an_unknown_writer_is_an_error(shared: LocalRun) -> None:
     with pytest.raises(ConfigurationError, match=r"no writer 'rank-1'.*'rank-10'"):
         shared.history("loss", writer="rank-1")
 
@@ -130,15 +124,6 @@ def test_the_parts_of_a_resumed_run_follow_each_other(tmp_path: Path) -> None:
     assert found.metrics["loss"].trend == (1.0, 3.0)
 
 
-def test_runs_are_sorted_by_their_start(tmp_path: Path) -> None:
-    for run_id, seconds in (("b", 3), ("a", 2), ("c", 1)):
-        begun = run(run_id)
-        begun.run.start_time.FromSeconds(seconds)
-        write_run(tmp_path, run_id, records=[header(), begun, end()])
-    assert [found.id for found in dist_wandb.read_runs(str(tmp_path))] == ["c", "a", "b"]
-    assert [found.id for found in read_runs([tmp_path, tmp_path / "wandb"])] == ["c", "a", "b"]
-
-
 def test_the_summary_has_last_values_and_values_set_by_the_script(tmp_path: Path) -> None:
     records = [header(), run(), row(0, {"loss": 2.0}), summary(best=5, gone=1), row(1, {"loss": "Infinity"})]
     removal = new_record()
@@ -163,22 +148,19 @@ def test_an_unreadable_file_is_reported_without_effect_on_others(
         read_runs(tmp_path / "wandb" / "offline-run-20260101_000000-good" / "files")
 
 
-def test_data_frames_are_made_of_the_columns(shared: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_frames_are_made_of_the_columns_by_libraries_that_must_be_installed(
+    shared: LocalRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda columns: ("pandas", columns)))
     monkeypatch.setitem(
         sys.modules, "polars", SimpleNamespace(DataFrame=lambda columns, **options: ("polars", columns, options))
     )
     assert shared.to_pandas("loss", writer=0) == ("pandas", shared.history("loss", writer=0))
     assert shared.to_polars("loss")[:2] == ("polars", shared.history("loss"))
-
-
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_library_that_is_not_installed_is_named(
-    library: str, shared: LocalRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, library, None)  # as if it could not be found
-    with pytest.raises(MissingExtraError, match=f"pip install {library}"):
-        getattr(shared, f"to_{library}")("loss")
+    for library in ("pandas", "polars"):
+        monkeypatch.setitem(sys.modules, library, None)  # as if it could not be found
+        with pytest.raises(MissingExtraError, match=f"pip install {library}"):
+            getattr(shared, f"to_{library}")("loss")
 
 
 def test_statistics_of_parts_are_those_of_all_values() -> None:
@@ -189,6 +171,11 @@ def test_statistics_of_parts_are_those_of_all_values() -> None:
     assert len(found.trend) <= 260
     counted = joined([history_of([3.0, 1.0, 3.0], counted=True), history_of([1.0] * 4, counted=True)])
     assert counted.counts == ((1.0, 5), (3.0, 2))
+    many = [3, 1, 3.0, math.nan, 3, *range(10_000)]
+    assert history_of(many, counted=True).counts[:2] == ((3, 4), (1, 2))
+    assert len(history_of(many, counted=True).counts) <= 4096
+    assert history_of(many).counts == ()
+    assert trend_of([1.7e308] * 4 * TREND_LENGTH) == pytest.approx([1.7e308] * TREND_LENGTH)  # does not overflow
 
 
 def test_names_of_ranks_follow_the_plain_name() -> None:

@@ -87,12 +87,6 @@ def test_a_file_with_too_many_values_is_refused(write_run: WriteRun, limit: Limi
     assert read_run(path, metrics=()).metrics == {}
 
 
-def test_a_path_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
-    name = "x" * 300
-    with pytest.raises(ReadError, match=r"x: the \.wandb file cannot be read: File name too long\.$"):
-        read_history(tmp_path / name)
-
-
 def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
     row = {
         "loss": 1,
@@ -117,7 +111,11 @@ def test_rows_without_a_run_record_are_shown_under_the_id_of_the_file(write_run:
     assert "run record is lost" in run.problems[0]
 
 
-def test_a_file_without_a_run_is_refused_with_its_size(write_run: WriteRun, tmp_path: Path) -> None:
+def test_a_file_that_is_no_run_is_refused_with_its_path_and_reason(write_run: WriteRun, tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match=r"x: the \.wandb file cannot be read: File name too long\.$"):
+        read_history(tmp_path / ("x" * 300))
+    with pytest.raises(ReadError, match=r"none.wandb: is not a file"):
+        read_run(tmp_path / "none.wandb")
     with pytest.raises(ReadError, match=r"run-empty.wandb: is empty: the run was killed at its start"):
         read_run(touch(tmp_path / "offline-run-empty" / "run-empty.wandb"))
     with pytest.raises(ReadError, match=r"run-new.wandb: does not contain a run yet \(\d+ bytes\)"):
@@ -126,11 +124,6 @@ def test_a_file_without_a_run_is_refused_with_its_size(write_run: WriteRun, tmp_
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"?")
     with pytest.raises(ReadError, match=r"its \d+ bytes contain no readable data of a run: skipped corrupt"):
         read_run(hurt)
-
-
-def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ReadError, match=r"none.wandb: is not a file"):
-        read_run(tmp_path / "none.wandb")
 
 
 # --- read_each, read_history -----------------------------------------------------------------------------------------
