@@ -22,9 +22,6 @@ from dist_wandb.cli.uploads.state import FileState, Sent, remove_left_copies
 from dist_wandb.errors import UploadError
 from dist_wandb.wandb_files.record_file import records_of
 
-# --- uploading --------------------------------------------------------------------------------------------------------
-
-
 WANDB_SYNC = """#!{python}
 import json, os, pathlib, sys
 here = pathlib.Path({here!r})
@@ -79,6 +76,8 @@ def test_a_file_is_uploaded_with_its_label_and_role(tmp_path: Path, wandb_sync: 
     environment = received["environment"]
     assert (environment["WANDB_X_PRIMARY"], environment["WANDB_X_UPDATE_FINISH_STATE"]) == ("true", "true")
     assert planned(*(file.run for file in run.files)).is_uploaded
+    with pytest.raises(UploadError, match="another process has uploaded from it meanwhile"):
+        upload(run.files[0])  # an outdated plan
 
 
 def summary(*, remove: tuple[str, ...] = (), **values: str) -> Any:
@@ -147,45 +146,35 @@ def test_problems_are_reported_and_the_file_is_not_marked_as_uploaded(
     assert not run.path.with_name("run-exp.wandb.synced").exists()
 
 
-def test_an_outdated_plan_is_not_executed(tmp_path: Path, wandb_sync: Path) -> None:
-    run = planned(stored(tmp_path))
-    uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
-    with pytest.raises(UploadError, match="another process has uploaded from it meanwhile"):
-        upload(run.files[0])
-
-
-def test_a_state_directory_that_cannot_be_written_to_is_reported(
-    tmp_path: Path,
-    wandb_sync: Path,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file" / "state"))
-    (tmp_path / "file").write_text("in the way")
-    run = planned(stored(tmp_path))
+@pytest.mark.usefixtures("wandb_sync")
+def test_the_state_of_uploads_needs_a_place_that_is_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = planned(stored(tmp_path)).files[0]
+    (tmp_path / "elsewhere").mkdir()
+    for place in ("state/dist-wandb", "other/dist-wandb/uploads"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).symlink_to(tmp_path / "elsewhere")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / place.partition("/")[0]))
+        with pytest.raises(UploadError, match=rf"{place} is a symbolic link, .* The state of uploads is kept there"):
+            upload(file)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    monkeypatch.setenv("XDG_STATE_HOME", str(file.path / "state"))
     with pytest.raises(UploadError, match=r"cannot be written to \(Not a directory\).* set XDG_STATE_HOME"):
-        upload(run.files[0])
-
-
-def test_without_a_home_directory_the_state_needs_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = planned(stored(tmp_path))
+        upload(file)
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "~")  # as without an entry for the user
     with pytest.raises(UploadError, match=r"Uploads need a directory: .*\. Set XDG_STATE_HOME to one"):
-        upload(run.files[0])
+        upload(file)
 
 
-def test_any_error_of_an_upload_names_its_file(tmp_path: Path, wandb_sync: Path) -> None:
+@pytest.mark.usefixtures("wandb_sync")
+def test_any_error_of_an_upload_names_its_file(tmp_path: Path) -> None:
     """A label that contains NUL used to end the uploads of all other runs, with a traceback."""
-    del wandb_sync
     run = planned(of_rank(tmp_path, 0, world_size=1))
     shared_as = run.files[0].run.shared_as
     assert shared_as is not None
     file = replace(run.files[0], run=replace(run.files[0].run, sidecar=replace(shared_as, label="rank\0-1")))
     with pytest.raises(UploadError, match=r"run-exp.wandb: ValueError: embedded null byte"):
         upload(file)
-
-
-# --- contents of the run's directory ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["file", "directory"])
@@ -204,30 +193,6 @@ def test_a_run_of_another_user_is_refused_unless_trusted(
     trusted = planned(run, terms=TRUSTING)
     assert trusted.dangers == ()
     assert uploaded(wandb_sync, trusted, rows(5), CONFIRMED, *ENDED)[0].problem is None
-
-
-def test_entries_that_are_not_files_are_reported(tmp_path: Path) -> None:
-    run = stored(tmp_path)
-    (run.path.parent / "files").mkdir()
-    os.mkfifo(run.path.parent / "files" / "pipe")
-    plan = planned(run)
-    assert (plan.dangers, plan.notes) == ((), (f"{run.path.parent}/files/pipe is a named pipe: it is left out.",))
-
-
-@pytest.mark.parametrize("place", ["dist-wandb", "dist-wandb/uploads"])
-def test_the_state_is_not_stored_at_the_target_of_a_link(
-    tmp_path: Path,
-    wandb_sync: Path,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "state" / place).parent.mkdir(parents=True)
-    (tmp_path / "state" / place).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UploadError, match=rf"{place} is a symbolic link, .* The state of uploads is kept there"):
-        upload(planned(stored(tmp_path)).files[0])
-    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_copies_of_killed_uploads_are_removed_by_the_next_one(tmp_path: Path) -> None:
@@ -315,24 +280,20 @@ def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
     assert ", and may have 2 more: the connection broke" in planned(run).refusals[0]
 
 
-@pytest.mark.parametrize("what", ["run", "files"])
+@pytest.mark.parametrize("what", ["run", "files", "run-exp.wandb.syncstate"])
 @pytest.mark.usefixtures("wandb_sync")
-def test_a_directory_that_is_replaced_after_planning_is_not_uploaded(tmp_path: Path, what: str) -> None:
+def test_what_is_replaced_by_a_link_after_planning_is_not_uploaded(tmp_path: Path, what: str) -> None:
     """Somebody who may write there puts a link to a private run of this user in its place."""
     stored_run, private = (stored(tmp_path / name) for name in ("shared", "private"))
     for one in (stored_run, private):
         (one.path.parent / "files").mkdir()
         (one.path.parent / "files" / "output.log").touch()
+        (one.path.parent / "run-exp.wandb.syncstate").touch()
+    os.mkfifo(stored_run.path.parent / "files" / "pipe")
     run = planned(stored_run)
-    shared = stored_run.path.parent / ("files" if what == "files" else "")
+    assert (run.dangers, run.notes) == ((), (f"{stored_run.path.parent}/files/pipe is a named pipe: it is left out.",))
+    shared = stored_run.path.parent / ("" if what == "run" else what)
     shared.rename(tmp_path / "moved")
-    shared.symlink_to(private.path.parent / ("files" if what == "files" else ""))
+    shared.symlink_to(private.path.parent / ("" if what == "run" else what))
     with pytest.raises(UploadError, match=r"was replaced by another directory|is a symbolic link"):
         upload(run.files[0])
-
-
-def test_an_endless_sync_state_file_is_refused(tmp_path: Path, wandb_sync: Path) -> None:
-    run = stored(tmp_path)
-    (run.path.parent / "run-exp.wandb.syncstate").symlink_to("/dev/zero")
-    with pytest.raises(UploadError, match=r"run-exp\.wandb\.syncstate is a symbolic link"):
-        uploaded(wandb_sync, planned(run), rows(5), CONFIRMED, *ENDED)

@@ -17,7 +17,6 @@ from dist_wandb.cli import main, uploads
 from dist_wandb.cli.uploads.execution import UploadOutcome
 from dist_wandb.cli.uploads.plan import UploadFile
 from dist_wandb.cli.uploads.state import Sent
-from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.reading import StoredRun
 
 
@@ -29,12 +28,12 @@ class Sync:
         self.outcomes: dict[str, UploadOutcome] = {}
         self.ends: Callable[[], object] = int  # ends an upload early
         self.capsys = capsys
-        self._found: tuple[list[StoredRun], list[tuple[Path, ReadError]]] = [], []
+        self._found: list[StoredRun] = []
         monkeypatch.setattr(uploads, "upload", self._upload)
-        monkeypatch.setattr(uploads, "runs_below", lambda _, **__: self._found)
+        monkeypatch.setattr(uploads, "runs_below", lambda _, **__: (self._found, []))
 
-    def __call__(self, *runs: StoredRun, options: str = "", errors: dict[Path, ReadError] | None = None) -> int:
-        self._found = list(runs), list((errors or {}).items())
+    def __call__(self, *runs: StoredRun, options: str = "") -> int:
+        self._found = list(runs)
         return main(["sync", *options.split(), "somewhere"])
 
     def out(self) -> str:
@@ -79,7 +78,7 @@ def test_the_command_prints_its_plan_and_executes_it(tmp_path: Path, syncing: Sy
     assert syncing.out().splitlines() == [*plan, *done, "", "1 run: 1 uploaded"]
 
 
-def test_refusals_are_reported_and_can_be_forced(tmp_path: Path, syncing: Sync) -> None:
+def test_refusals_are_reported_and_can_be_forced_but_not_a_second_upload(tmp_path: Path, syncing: Sync) -> None:
     assert syncing(of_rank(tmp_path, 0)) == 1
     out = syncing.out()
     assert "  refused · shared run of 1 file" in out
@@ -87,18 +86,14 @@ def test_refusals_are_reported_and_can_be_forced(tmp_path: Path, syncing: Sync) 
     assert out.endswith("1 run: 1 refused (--force uploads them anyway)\n")
     assert syncing.of == []
     assert syncing(of_rank(tmp_path, 0), options="--force") == 0
-    assert syncing.of == ["exp rank-0"]
-
-
-def test_uploaded_runs_are_not_uploaded_again_even_with_force(tmp_path: Path, syncing: Sync) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
     assert syncing(run, options="--force") == 0
-    assert syncing.of == []
     assert "1 run: 1 uploaded before" in syncing.out()
+    assert syncing.of == ["exp rank-0"]
 
 
-@pytest.mark.parametrize("options", ["", "--dry-run", "--force --trust"])
+@pytest.mark.parametrize("options", ["--dry-run", "--force --trust"])
 def test_nothing_is_uploaded_to_a_server_that_may_not_have_the_key(
     tmp_path: Path, syncing: Sync, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,19 +134,6 @@ def test_a_failure_that_affects_all_uploads_ends_them(
     assert f"2 runs: {'2 not uploaded' if concerns_all else '1 uploaded, 1 not uploaded'}" in out
 
 
-def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_uploaded(tmp_path: Path, syncing: Sync) -> None:
-    errors = {tmp_path: ReadError("is empty")}
-    assert syncing(stored(tmp_path), errors=errors) == 1
-    assert syncing.of == ["exp"]
-    assert "✗ not readable  is empty" in syncing.out()
-
-
-def test_an_interrupt_has_its_own_exit_code(tmp_path: Path, syncing: Sync) -> None:
-    syncing.ends = functools.partial(signal.raise_signal, signal.SIGINT)
-    assert syncing(stored(tmp_path)) == 130
-    assert "continues after the rows" in syncing.capsys.readouterr().err
-
-
 def test_for_an_online_run_the_log_is_named_as_the_source(tmp_path: Path, syncing: Sync) -> None:
     run = stored(tmp_path, "run-1-exp")
     (run.path.parent / "logs").mkdir()
@@ -166,27 +148,22 @@ def test_for_an_online_run_the_log_is_named_as_the_source(tmp_path: Path, syncin
     assert syncing.of == ["exp"]
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
-def test_a_signal_ends_an_upload_as_an_interrupt_does(tmp_path: Path, syncing: Sync, name: str, code: int) -> None:
-    """A signal used to end only this process, and the upload continued."""
-    number = signal.Signals[name]
-    syncing.ends = functools.partial(signal.raise_signal, number)
-    before = signal.signal(number, signal.SIG_DFL)
+def test_a_signal_ends_an_upload_as_an_interrupt_does(tmp_path: Path, syncing: Sync) -> None:
+    """A signal used to end only this process, and the upload continued. For others see test_sync.py."""
+    syncing.ends = functools.partial(signal.raise_signal, signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        assert syncing(stored(tmp_path)) == code
-        assert f"ended by {name}. An upload continues after the rows" in syncing.capsys.readouterr().err
-        assert signal.getsignal(number) is signal.SIG_DFL
+        assert syncing(stored(tmp_path)) == 129
+        assert "ended by SIGHUP. An upload continues after the rows" in syncing.capsys.readouterr().err
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
     finally:
-        signal.signal(number, before)
+        signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("options", ["--dry-run", "--dry-run --force"])
-def test_any_error_of_planning_is_reported_for_its_run_which_is_not_uploaded(
-    tmp_path: Path, syncing: Sync, options: str
-) -> None:
+def test_any_error_of_planning_is_reported_for_its_run_which_is_not_uploaded(tmp_path: Path, syncing: Sync) -> None:
     hurt, healthy = stored(tmp_path / "a", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
     hurt = replace(hurt, problems=None)  # type: ignore[arg-type]  # a fault of ours
-    assert syncing(hurt, healthy, options=options) == 1
+    assert syncing(hurt, healthy, options="--dry-run --force") == 1
     out = syncing.out()
     assert f"so it is refused: {hurt.path}: TypeError: " in out
     assert "2 runs: 1 to upload, 1 refused" in out

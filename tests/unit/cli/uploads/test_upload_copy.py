@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,43 +41,23 @@ def test_large_files_are_linked_except_those_that_w_and_b_writes(files: Path) ->
     assert found["config.yaml"].read_bytes() == LARGE
 
 
-@pytest.fixture
-def before_a_link(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Let something happen whenever a file is about to be linked."""
-    really = os.link
-
-    def let(act: Callable[[], object]) -> None:
-        def link(*arguments: Any, **options: Any) -> None:
-            act()
-            really(*arguments, **options)
-
-        monkeypatch.setattr(os, "link", link)
-
-    return let
-
-
-def test_large_files_are_copied_if_they_cannot_be_linked(files: Path, before_a_link: Any) -> None:
-    def fail() -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    before_a_link(fail)
-    found = copied(files)
-    assert found["media/large.mp4"].read_bytes() == LARGE
-    assert not found["media/large.mp4"].samefile(files / "media" / "large.mp4")
-
-
-def test_the_file_that_was_checked_is_linked_although_its_path_is_replaced(
-    files: Path, tmp_path: Path, before_a_link: Any
+@pytest.mark.parametrize("can_link", [False, True])
+def test_the_file_that_was_checked_is_linked_or_copied_although_its_path_is_replaced(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_link: bool
 ) -> None:
-    (tmp_path / "secret").write_bytes(LARGE)
-    large = files / "media" / "large.mp4"
+    (tmp_path / "secret").write_bytes(b"secret")
+    large, really = files / "media" / "large.mp4", os.link
 
-    def replace() -> None:
+    def racing(*arguments: Any, **options: Any) -> None:
         large.rename(tmp_path / "moved")
         large.symlink_to(tmp_path / "secret")
+        if not can_link:
+            raise OSError(18, "Invalid cross-device link")
+        really(*arguments, **options)
 
-    before_a_link(replace)
-    assert copied(files)["media/large.mp4"].samefile(tmp_path / "moved")
+    monkeypatch.setattr(os, "link", racing)
+    found = copied(files)["media/large.mp4"]
+    assert (found.read_bytes(), found.samefile(tmp_path / "moved")) == (LARGE, can_link)
 
 
 def test_without_disk_space_nothing_is_copied(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +76,18 @@ def test_pipes_are_left_out_without_blocking(files: Path) -> None:
 
 @pytest.mark.parametrize("name", ["link", "media/link"])
 def test_links_are_followed_only_on_request(files: Path, tmp_path: Path, name: str) -> None:
+    """They may also have replaced a file, or its folder, since they were listed."""
     (tmp_path / "saved").write_bytes(b"by wandb.save")
     (files / name).symlink_to(tmp_path / "saved")
     with pytest.raises(UploadError, match="is a symbolic link"):
         copied(files)
     shutil.rmtree(tmp_path / "copy")
+    (files / "shown").symlink_to(files / "media")
+    for path in (files / "shown" / "large.mp4", files / name):
+        with pytest.raises((OSError, ReadError), match=r"shown|is a symbolic link"):
+            copy_file(path, tmp_path / "two", Directory.at(files))
+    assert not (tmp_path / "two").exists()
+    (files / "shown").unlink()
     found = copied(files, follow=True)
     assert (found[name].read_bytes(), found[name].is_symlink()) == (b"by wandb.save", False)
 
@@ -113,13 +99,3 @@ def test_deeply_nested_folders_are_refused(files: Path) -> None:
         deep.mkdir()
     with pytest.raises(ReadError, match="more than 32 folders are nested"):
         copied(files)
-
-
-def test_no_link_on_the_way_to_a_file_is_followed(files: Path, tmp_path: Path) -> None:
-    """Such as one that has replaced the file, or its folder, since they were listed."""
-    (files / "shown").symlink_to(files / "media")
-    (files / "large").symlink_to(files / "media" / "large.mp4")
-    for path in (files / "shown" / "large.mp4", files / "large"):
-        with pytest.raises((OSError, ReadError), match=r"shown|is a symbolic link"):
-            copy_file(path, tmp_path / "two", Directory.at(files))
-    assert not (tmp_path / "two").exists()
