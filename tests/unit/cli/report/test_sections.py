@@ -26,9 +26,11 @@ def charts(found: Part) -> dict[str, Part]:
 
 
 def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
-    reduced_run(tmp_path, ranks=4, slow=2, steps=60)
+    reduced_run(tmp_path, ranks=4, slow=2, steps=140)
     found = one_run(tmp_path)
-    assert (found["state"], found["rows"], found["world"], found["mode"]) == ("finished", 61, 4, "auto/global")
+    assert (found["state"], found["rows"], found["world"], found["mode"]) == ("finished", 141, 4, "auto/global")
+    degraded = found["degraded"]
+    assert (degraded["rows"], degraded["most"], degraded["spans"]) == (12, 1, [(120, 131)])
     assert not any(writer["uploaded"] for writer in found["writers"])
     loss = charts(found)["train/loss"]
     for x, low, middle, high in zip(
@@ -44,7 +46,7 @@ def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
     ]
     for pattern in ("*", "time/busy", "train/*"):  # as `show`, whatever is drawn
         (said,) = build([tmp_path], [pattern])["runs"][0]["findings"]
-        assert said.startswith("rank 2 held the others up in 60 of 60 rows (time/straggler_rank), busy 0.0")
+        assert said.startswith("rank 2 held the others up in 140 of 140 rows (time/straggler_rank), busy 0.0")
     assert found["heat"][0]["name"] == "time/straggler_rank"
     assert [chart["name"] for chart in found["system"]] == ["cpu", "gpu.gpu", "memory_percent"]
     assert set(found["system"][1]["ranks"]) == {f"rank 0 · gpu {number}" for number in range(4)}
@@ -81,12 +83,6 @@ def test_stalls_of_all_writers_are_in_the_run_without_escape_sequences(tmp_path:
     assert ["Rank 0 sleeps." in one for one in found] == [True, False]
     assert all(one.startswith("stood still 20") and "went on after 4 s. " in one for one in found)
     assert not any("\x1b" in one or "all stacks" in one for one in found)
-
-
-def test_degraded_rows_are_flagged(tmp_path: Path) -> None:
-    reduced_run(tmp_path, steps=140)
-    degraded = one_run(tmp_path)["degraded"]
-    assert (degraded["rows"], degraded["most"], degraded["spans"]) == (12, 1, [(120, 131)])
 
 
 def test_files_of_a_shared_run_are_one_with_a_line_for_each_rank(tmp_path: Path) -> None:
@@ -137,11 +133,16 @@ def test_the_axis_of_an_exact_name_precedes_that_of_the_longest_pattern_and_a_mi
     assert (line["x"], line["y"]) == ([3, 4], [0, 1])
 
 
-def test_a_corrected_row_replaces_the_earlier_one(tmp_path: Path) -> None:
-    rows = [history({"loss": loss, "global_step": step}) for step, loss in ((0, 1.0), (1, 2.0), (2, 3.0), (1, 2.5))]
+def test_a_corrected_row_replaces_the_earlier_one_and_ranks_in_names_are_lines_of_ranks(tmp_path: Path) -> None:
+    rows = [
+        history({"loss": loss, "rank-0/acc": 1.0, "rank-1/acc": 3.0, "global_step": step})
+        for step, loss in ((0, 1.0), (1, 2.0), (2, 3.0), (1, 2.5))
+    ]
     write_run(tmp_path, records=[header(), run(), definition(), *rows, end()])
-    line = charts(one_run(tmp_path))["loss"]["line"]
-    assert (line["x"], line["y"]) == ([0, 1, 2], [1, 2.5, 3])
+    found = charts(one_run(tmp_path))
+    assert (found["loss"]["line"]["x"], found["loss"]["line"]["y"]) == ([0, 1, 2], [1, 2.5, 3])
+    assert set(found["acc"]["ranks"]) == {"rank 0", "rank 1"}
+    assert (found["acc"]["line"]["x"], found["acc"]["line"]["y"]) == ([0, 1, 2], [2, 2, 2])
 
 
 @pytest.mark.parametrize("pattern", ["*", "*_rank", "io/*"])
@@ -185,14 +186,6 @@ def test_a_file_with_too_many_values_is_not_read(tmp_path: Path, limit: Limit) -
     with pytest.raises(ReadError, match=r"more than 20 values. Request fewer names"):
         build([tmp_path])
     assert list(charts(build([tmp_path], ["loss"])["runs"][0])) == ["loss"]
-
-
-def test_ranks_in_names_are_lines_of_ranks(tmp_path: Path) -> None:
-    items = [history({"rank-0/loss": 1.0, "rank-1/loss": 3.0, "global_step": step}) for step in range(4)]
-    write_run(tmp_path, records=[header(), run(), definition(), *items, end()])
-    loss = charts(one_run(tmp_path))["loss"]
-    assert set(loss["ranks"]) == {"rank 0", "rank 1"}
-    assert (loss["line"]["x"], loss["line"]["y"]) == ([0, 1, 2, 3], [2, 2, 2, 2])
 
 
 def test_a_label_that_only_begins_like_the_name_of_a_rank_is_a_line_and_no_rank(tmp_path: Path) -> None:
@@ -243,18 +236,9 @@ def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
     assert found["notes"] == ["at least 1 metrics beyond the first 2000, or with long names (--metric GLOB picks)"]
 
 
-def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path) -> None:
-    given = {"hf_token": "s3cret", "db": {"password": "s3cret", "port": 1}, "list": [{"api_key": "s3cret"}], "lr": 0.1}
-    write_run(tmp_path, records=[header(), run(config=given), row(0, {"loss": 1.0}), end()])
-    hidden = {"hf_token": "…", "db.password": "…", "db.port": "1", "list": '[{"api_key": "…"}]', "lr": "0.1"}
-    assert one_run(tmp_path)["config"] == hidden
-    (shown,) = build([tmp_path], secrets=True)["runs"]
-    assert {shown["config"][name] for name in ("hf_token", "db.password")} == {"s3cret"}
-
-
-def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_path: Path) -> None:
-    sweep(tmp_path, runs=1, steps=20)
-    found = one_run(tmp_path)
+def test_facts_axes_and_config_of_a_run_are_known_but_its_secrets_only_if_requested(tmp_path: Path) -> None:
+    sweep(tmp_path / "sweep", runs=1, steps=20)
+    found = one_run(tmp_path / "sweep")
     assert found["facts"]["command"] == "train.py '--api_key=…' --max-tokens 9 --token '…' --lr=0.1"
     assert {name: found["facts"][name] for name in ("host", "GPUs", "notes")} == {
         "host": "node-0",
@@ -266,8 +250,14 @@ def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_pat
         "epoch": [0, 0],
         "_timestamp": [0, 0.05],
     }
-    (shown,) = build([tmp_path], secrets=True)["runs"]
+    (shown,) = build([tmp_path / "sweep"], secrets=True)["runs"]
     assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown["facts"]["command"]
+    given = {"hf_token": "s3cret", "db": {"password": "s3cret", "port": 1}, "list": [{"api_key": "s3cret"}], "lr": 0.1}
+    write_run(tmp_path / "config", records=[header(), run(config=given), row(0, {"loss": 1.0}), end()])
+    hidden = {"hf_token": "…", "db.password": "…", "db.port": "1", "list": '[{"api_key": "…"}]', "lr": "0.1"}
+    assert one_run(tmp_path / "config")["config"] == hidden
+    (shown,) = build([tmp_path / "config"], secrets=True)["runs"]
+    assert {shown["config"][name] for name in ("hf_token", "db.password")} == {"s3cret"}
 
 
 def test_console_output_is_shown_as_by_a_terminal_without_colors(tmp_path: Path) -> None:

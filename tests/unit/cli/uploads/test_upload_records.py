@@ -117,17 +117,36 @@ def test_records_that_refer_outside_the_run_are_refused(
     assert reason in str(refused.value)
 
 
-def test_text_that_is_not_utf_8_is_refused(run: Directory, terms: Terms) -> None:
-    path = written(run, of("").SerializeToString().replace(b"digits", b"d\xffgits"))
-    (found,) = violations(path, run, terms)
-    assert "it has text that is not UTF-8: b'd\\xffgits'" in found
+def test_records_that_are_not_in_the_format_are_refused(run: Directory, terms: Terms) -> None:
+    text = of("").SerializeToString().replace(b"digits", b"d\xffgits")
+    files_longer_than_their_list = b"\x32\x02\x0a\x7f"
+    for content, reason in {
+        text: "it has text that is not UTF-8: b'd\\xffgits'",
+        files_longer_than_their_list: "it has a record that is not in W&B's format",
+    }.items():
+        path = run.path / "run-exp.wandb"
+        path.write_bytes(framed([content]))
+        (found,) = violations(path, run, terms)
+        assert reason in found
 
 
-def test_a_record_that_is_not_in_the_format_is_refused(run: Directory, terms: Terms) -> None:
-    path = run.path / "run-exp.wandb"
-    path.write_bytes(framed([b"\x32\x02\x0a\x7f"]))  # a list of files, of which one is longer than the list
-    (found,) = violations(path, run, terms)
-    assert "it has a record that is not in W&B's format" in found
+def test_a_record_of_several_kinds_or_paths_is_checked_in_all_and_of_an_unknown_kind_refused(
+    tmp_path: Path, run: Directory, terms: Terms, staging: Path
+) -> None:
+    """W&B's reader uses the later kind, and of several paths the last; it ignores a number of the same field."""
+
+    def revise(message: bytes, *kinds: int, trust: bool = False) -> None:
+        revised(message, [(kind, 0, 0, 0) for kind in kinds], run, replace(terms, trust=trust), lambda *_: None)
+
+    both = row(0).SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
+    entry = field_of(6, str(staging / "x").encode()) + field_of(6, str(tmp_path / "secret").encode()) + b"\x30\x01"
+    for message, kinds in ((both, (2, 8)), (field_of(8, field_of(12, field_of(4, entry))), (8,))):
+        with pytest.raises(UploadError, match="secret', a file that is neither in the run's directory"):
+            revise(message, *kinds)
+    unknown = of("").SerializeToString() + field_of(99, b"\x0a\x01x")
+    with pytest.raises(UploadError, match=r"has a record of an unknown kind \("):
+        revise(unknown, 17, 99)
+    revise(unknown, 17, 99, trust=True)
 
 
 def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, run: Directory, terms: Terms) -> None:
@@ -138,36 +157,6 @@ def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, run: Directo
     assert {name for name, reasons in found.items() if reasons} == left_over
 
 
-def test_an_unknown_kind_is_refused(run: Directory, terms: Terms) -> None:
-    path = run.path / "run-exp.wandb"
-    for kind, trusted in ((99, True), (100, False)):
-        unknown = field_of(kind, b"\x0a\x01x")
-        path.write_bytes(content_of([of("")]))
-        ((message, _),) = records_of(path)
-        with pytest.raises(UploadError, match=r"has a record of an unknown kind \(" if trusted else None):
-            revised(message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], run, terms, lambda *_: None)
-        if trusted:
-            revised(
-                message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], run, replace(terms, trust=True), lambda *_: None
-            )
-
-
-def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, run: Directory, terms: Terms) -> None:
-    """W&B's reader uses the later kind."""
-    both = row(0).SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
-    with pytest.raises(UploadError, match="neither in the run's directory"):
-        revised(both, [(2, 0, 0, 0), (8, 0, 0, 0)], run, terms, lambda *_: None)
-
-
-def test_a_path_is_checked_although_a_number_of_the_same_field_follows(
-    tmp_path: Path, run: Directory, terms: Terms, staging: Path
-) -> None:
-    """W&B's reader ignores such a number, and of several paths it uses the last."""
-    entry = field_of(6, str(staging / "x").encode()) + field_of(6, str(tmp_path / "secret").encode()) + b"\x30\x01"
-    with pytest.raises(UploadError, match="secret', a file that is neither in the run's directory"):
-        revised(field_of(8, field_of(12, field_of(4, entry))), [(8, 0, 0, 0)], run, terms, lambda *_: None)
-
-
 def test_an_unnamed_owner_is_the_default_which_must_be_known(run: Directory, terms: Terms) -> None:
     path = written(run, of(""))
     assert list(violations(path, run, terms)) == []
@@ -176,11 +165,17 @@ def test_an_unnamed_owner_is_the_default_which_must_be_known(run: Directory, ter
     assert list(violations(path, run, replace(terms, default="me"))) == []
 
 
-def test_an_owner_named_by_the_user_replaces_all_others(run: Directory, terms: Terms) -> None:
+def test_an_owner_named_by_the_user_replaces_all_others_and_nothing_else_is_changed(
+    run: Directory, terms: Terms
+) -> None:
     path = written(run, of("team"), of(""), artifact("", entity="team"), artifact(""))
     found = as_uploaded(replace(terms, entity="me"), path)
     assert [record.run.entity for record in found[:2]] == ["me", "me"]
     assert [record.artifact.entity for record in found[2:]] == ["me", ""]
+    harmless = make_run(run.path.parent)
+    here = Directory.at(harmless.parent)
+    assert list(violations(harmless, here, terms)) == []
+    assert all(revised(*one, here, terms, lambda *_: None) == one[0] for one in records_of(harmless))
 
 
 def test_files_of_artifacts_are_uploaded_from_the_copy(run: Directory, terms: Terms, staging: Path) -> None:
@@ -206,10 +201,3 @@ def test_staged_files_of_other_artifacts_are_not_uploaded(run: Directory, terms:
         as_uploaded(terms, path)
     with pytest.raises(UploadError, match=r"which cannot be read \(.*If the run is your own"):
         as_uploaded(terms, written(run, artifact(staging / "gone")))
-
-
-def test_harmless_records_are_not_changed(tmp_path: Path) -> None:
-    path = make_run(tmp_path)
-    run, terms = Directory.at(path.parent), Terms(staging=tmp_path)
-    assert list(violations(path, run, terms)) == []
-    assert all(revised(message, parts, run, terms, lambda *_: None) == message for message, parts in records_of(path))
