@@ -199,20 +199,6 @@ def test_smoothing_logarithmic_axes_and_runs_change_the_charts(page: Page, few: 
     assert shown_charts(page)
 
 
-def test_colors_follow_the_system_and_the_switch(page: Page, few: Path) -> None:
-    page.open(few)
-    color = "getComputedStyle(document.body).backgroundColor"
-    light = page.run(color)
-    page.prefer("dark")
-    page.wait(f"{color} !== {light!r}")
-    dark = page.run(color)
-    choose(page, "#theme", "light")
-    assert page.run(color) == light
-    choose(page, "#theme", "dark")
-    page.prefer("light")
-    assert page.run(color) == dark
-
-
 def test_config_media_and_console_are_shown(page: Page, few: Path) -> None:
     page.open(few)
     differing = texts(page, "#config tr.differs th")
@@ -249,7 +235,20 @@ def test_256_ranks_stay_readable(page: Page, many: Path) -> None:
     assert len(page.run(loss)) == 21
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page, few: Path) -> None:
+def test_colors_follow_the_system_and_the_switch_and_on_a_phone_nothing_is_wider_than_the_screen(
+    page: Page, few: Path
+) -> None:
+    page.open(few)
+    color = "getComputedStyle(document.body).backgroundColor"
+    light = page.run(color)
+    page.prefer("dark")
+    page.wait(f"{color} !== {light!r}")
+    dark = page.run(color)
+    choose(page, "#theme", "light")
+    assert page.run(color) == light
+    choose(page, "#theme", "dark")
+    page.prefer("light")
+    assert page.run(color) == dark
     page.size(390, 800, mobile=True)
     page.open(few)
     page.wait("document.querySelector('.main-svg')")
