@@ -15,23 +15,19 @@ from record_files import BLOCK, framed, varint
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import record_file
-from dist_wandb.wandb_files.record_file import copy_without, records_of
+from dist_wandb.wandb_files.record_file import copy_without, field_of, records_of
 
 HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT, ENVIRONMENT = 2, 3, 7, 13, 18, 26
 
 
-def field(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
 def record(kind: int, content: bytes, number: int = 300) -> bytes:
     """Return a protobuf message as W&B writes it: record number, contents, and then a note about the run."""
-    return varint(1 << 3) + varint(number) + field(kind, content) + field(200, b"\n\x01p")
+    return varint(1 << 3) + varint(number) + field_of(kind, content) + field_of(200, b"\n\x01p")
 
 
 def output(line: str) -> bytes:
     """Return a record of console output; its time stamp contains a byte that looks like a line break but is none."""
-    return record(OUTPUT_RAW, b"\x08\x01" + field(2, b"\x08\x0a\x10\x0a") + field(3, line.encode()))
+    return record(OUTPUT_RAW, b"\x08\x01" + field_of(2, b"\x08\x0a\x10\x0a") + field_of(3, line.encode()))
 
 
 def copied(directory: Path, content: bytes, **first: int) -> bytes:
@@ -138,7 +134,7 @@ def test_a_record_of_many_blocks_takes_at_most_three_times_its_memory(tmp_path: 
     assert (tmp_path / "copy").read_bytes() == content
 
 
-@pytest.mark.parametrize("part", [b"", b"\x12\x00", field(10, b"\x0a\x10" + bytes(16))])
+@pytest.mark.parametrize("part", [b"", b"\x12\x00", field_of(10, b"\x0a\x10" + bytes(16))])
 def test_a_file_of_tiny_parts_is_not_read_without_end(tmp_path: Path, limit: Limit, part: bytes) -> None:
     path = tmp_path / "run-exp.wandb"
     path.write_bytes(framed([part] * 20_000))
