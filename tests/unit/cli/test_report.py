@@ -93,15 +93,6 @@ def test_nothing_but_an_earlier_page_is_replaced_as_is_said_before_runs_are_read
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_without_plotly_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_run(tmp_path)
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
-    assert "pip install 'dist-wandb[report]'" in capsys.readouterr().err
-
-
 def test_runs_of_several_directories_are_selected_as_in_show(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,45 +128,44 @@ def test_texts_of_files_cannot_leave_the_data() -> None:
     assert data["runs"][0]["facts"] == {EVIL: EVIL}
     assert data["runs"][0]["charts"][0]["line"]["y"] == [0.5, None]
     assert EVIL not in page_of(REPORT, "var Plotly = 1;").decode()
+    text = page_of({**REPORT, "directories": ["%DATA%%SCRIPT%"]}, "var a = '%SCRIPT%';").decode()
+    scripts = re.findall(r"<script(?: [^>]*)?>(.*?)</script>", text, re.DOTALL)
+    assert (len(scripts), scripts[1]) == (3, "var a = '%SCRIPT%';")  # inserted text is not searched again
 
 
-def test_a_page_that_would_be_too_large_is_refused(limit: Limit) -> None:
+def test_no_page_is_too_large_or_replaces_a_file_that_appears_while_the_runs_are_read(
+    tmp_path: Path, limit: Limit
+) -> None:
     limit(page, LARGEST=1000)
     with pytest.raises(ReadError, match="report would be too large, even with few points"):
         page_of(REPORT, "x" * 10)
-
-
-def test_a_file_that_appears_while_the_runs_are_read_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("my thesis")
     with pytest.raises(ReadError, match="is not a dist-wandb report"):
         page.write_page(REPORT, tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == "my thesis"
 
 
-def test_the_script_of_plotly_has_no_character_that_changes_its_hash() -> None:
+def test_the_script_of_plotly_has_no_character_that_changes_its_hash_and_without_it_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = page.plotly_script()
     assert "plotly.js" in script[:200]
     assert "\r" not in script
     assert not re.search(r"</script|<!--", script, re.IGNORECASE)
-
-
-def test_inserted_text_is_not_searched_again() -> None:
-    text = page_of({**REPORT, "directories": ["%DATA%%SCRIPT%"]}, "var a = '%SCRIPT%';").decode()
-    scripts = re.findall(r"<script(?: [^>]*)?>(.*?)</script>", text, re.DOTALL)
-    assert (len(scripts), scripts[1]) == (3, "var a = '%SCRIPT%';")
+    write_run(tmp_path)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
+    assert "pip install 'dist-wandb[report]'" in capsys.readouterr().err
 
 
 # --- curves with few points -------------------------------------------------------------------------------------------
 
-finite = st.floats(-1e6, 1e6)
+
+def curve_of(ys: list[float], budget: Budget | None = None) -> Curve:
+    return Curve(budget or Budget(10**6), "_step", np.arange(len(ys), dtype=float), np.array(ys, float))
 
 
-def curve_of(ys: list[float], xs: list[float] | None = None, budget: Budget | None = None) -> Curve:
-    x = np.array(xs or range(len(ys)), float)
-    return Curve(budget or Budget(10**6), "_step", x, np.array(ys, float))
-
-
-@given(st.lists(finite, min_size=1, max_size=300), st.sampled_from([16, 32, 512]))
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.sampled_from([16, 32, 512]))
 def test_minima_maxima_sums_and_numbers_are_kept(ys: list[float], most: int) -> None:
     curve = curve_of(ys)
     stretches = curve.stretches(most)
@@ -187,15 +177,12 @@ def test_minima_maxima_sums_and_numbers_are_kept(ys: list[float], most: int) -> 
     assert {(x, y) for x, y in points} <= set(enumerate(ys))
 
 
-def test_curves_share_a_budget() -> None:
+def test_curves_share_a_budget_and_values_that_are_not_finite_are_counted_and_leave_a_gap() -> None:
+    curve = curve_of([1.0, math.nan, math.inf, 2.0, -math.inf])
+    assert curve.points() == [(0, 1.0), (3, 2.0)]
+    assert (curve.gaps, curve.last) == (3, -math.inf)
     budget = Budget(1000)
     curves = [curve_of(list(map(float, range(5000))), budget=budget) for _ in range(20)]
     assert sum(len(curve.stretches().number) for curve in curves) <= 1000
     for curve in curves:
         assert {0.0, 4999.0} <= {y for _, y in curve.points()}
-
-
-def test_values_that_are_not_finite_are_counted_and_leave_a_gap() -> None:
-    curve = curve_of([1.0, math.nan, math.inf, 2.0, -math.inf])
-    assert curve.points() == [(0, 1.0), (3, 2.0)]
-    assert (curve.gaps, curve.last) == (3, -math.inf)

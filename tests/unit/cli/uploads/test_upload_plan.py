@@ -21,6 +21,9 @@ def test_the_primarys_files_come_last_and_the_last_one_ends_the_run(tmp_path: Pa
     assert order(run) == [f"rank-{rank}/offline-run-{session}-exp" for rank in (1, 0) for session in (1, 2)]
     assert [file.finishes for file in run.files] == [False, False, False, True]
     assert (run.refusals, run.notes) == ((), ())
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
+    assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
+    assert run.files[-1].run.name == "nm"
 
 
 def test_the_files_of_a_resumed_plain_run_are_sent_one_after_the_other(tmp_path: Path) -> None:
@@ -48,7 +51,6 @@ PARTS: dict[str, tuple[Callable[[Path], list[StoredRun]], list[str]]] = {
         lambda top: [of_rank(top, 1)],
         ["The primary's file is missing", "Of its 2 ranks, rank 0 is missing"],
     ),
-    "all": (lambda top: [of_rank(top, 0), of_rank(top, 1)], []),
     "one of an unknown number, in worker scope": (lambda top: [of_rank(top, 0, rank_scope="worker")], []),
     "one for each node, which records its hardware": (lambda top: [of_rank(top, 0, run_mode="auto")], []),
     "two primaries": (
@@ -115,12 +117,6 @@ def test_an_online_run_is_refused_if_its_log_does_not_show_what_arrived(
         text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
         (run.path.parent / "logs" / "debug-internal.log").write_text(text)
     assert any("does not show which rows arrived" in reason for reason in planned(run).refusals) is refused
-
-
-def test_unequal_descriptions_are_reported(tmp_path: Path) -> None:
-    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
-    assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
-    assert run.files[-1].run.name == "nm"
 
 
 STATES: dict[str, tuple[list[dict[str, Any]], bool, int]] = {
