@@ -239,17 +239,17 @@ def test_the_last_stalls_of_a_run_are_shown_with_whether_they_are_over(tmp_path:
     files = make_run(tmp_path).parent / "files"
     files.mkdir(exist_ok=True)
     for rank in range(4):
-        path = write_stall(files, rank, f"Nothing moved for 312 s. Rank {rank} sleeps.", ["all stacks", "x" * 10**7])
+        path = write_stall(files, rank, f"312 s. Rank {rank} sleeps.\x1b[2J{'_' * 10**4}", ["_" * 10**7])
         path = path.rename(files / f"stall-20260101-00000{rank}-rank-{rank}.txt")
     end_stall(str(path), 412.3)
     lines = [line for line in shown(capsys, tmp_path).splitlines() if "stood still" in line or "earlier" in line]
     assert [re.sub(r"20[-: +\d]+:", "TIME:", line, count=1) for line in lines[-2:]] == [
-        f"  stood still TIME: Nothing moved for 312 s. Rank 3 sleeps. The training went on after 412 s. {path}",
+        f"  stood still TIME: 312 s. Rank 3 sleeps.\\x1b[2J{'_' * 274}… The training went on after 412 s. {path}",
         "  and 1 earlier stall",
     ]
     found = json.loads(shown(capsys, tmp_path, "--json"))["runs"][0]["stalls"]
-    assert [(one["message"][-14:], one["lasted"]) for one in found] == [
-        (f"Rank {rank} sleeps.", 412 if rank == 3 else None) for rank in (1, 2, 3)
+    assert [(one["message"][:29], one["lasted"]) for one in found] == [
+        (f"312 s. Rank {rank} sleeps.\\x1b[2J_", 412 if rank == 3 else None) for rank in (1, 2, 3)
     ]
     assert len(lines) == 4
 
