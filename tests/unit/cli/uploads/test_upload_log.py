@@ -205,14 +205,14 @@ def test_a_log_that_cannot_be_read_or_takes_too_long_is_refused(tmp_path: Path, 
     with pytest.raises(ReadError, match="File name too long, so it is unknown what the server has confirmed"):
         read_log(tmp_path / ("x" * 300))
     log = tmp_path / "debug-sync.1.log"
-    log.write_text('{"msg": "x"}\n' * 10_000)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(debug_log, "_LONGEST_TIME", 0.001)
-        with pytest.raises(ReadError, match=r"takes more than 0 s of processor time, so it is not read to its end"):
-            read_log(log)
+    log.touch()
     os.truncate(log, 2**40)
     limit(debug_log, LONGEST_LOG=2**24)
     with pytest.raises(ReadError, match=r"debug-sync.1.log: is longer than 16777216 bytes"):
+        read_log(log)
+    log.write_text('{"msg": "x"}\n' * 10_000)
+    limit(debug_log, _LONGEST_TIME=0.001)
+    with pytest.raises(ReadError, match=r"takes more than 0 s of processor time, so it is not read to its end"):
         read_log(log)
 
 
