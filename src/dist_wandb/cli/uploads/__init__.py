@@ -199,7 +199,7 @@ def _summary(
         f"{_BY_LOG} (--again uploads them anyway)": sum(run.is_uploaded_by_log for run in plan),
         "not uploaded": len(failed),
         "refused (--force uploads them anyway)": sum(not run.dangers for run in refused),
-        "refused (each line names the option that allows it)": sum(bool(run.dangers) for run in refused),
+        "refused (see the reasons above)": sum(bool(run.dangers) for run in refused),
     }
     parts = [f"{count} {words}" for words, count in counts.items() if count]
     end = "\nNothing was uploaded: this was a dry run." if dry_run else ""

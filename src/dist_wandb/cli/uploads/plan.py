@@ -64,7 +64,7 @@ class UploadRun:
     files: tuple[UploadFile, ...]  # in upload order
     refusals: tuple[str, ...] = ()  # reasons to refuse the upload unless it is forced, as sentences
     notes: tuple[str, ...] = ()  # remarks, as sentences
-    dangers: tuple[str, ...] = ()  # reasons to refuse the upload unless the directories are trusted, as sentences
+    dangers: tuple[str, ...] = ()  # reasons to refuse it that `--force` does not lift, as sentences
     entity: str | None = None  # owner; `None` for the user's default
 
     @property
@@ -136,9 +136,6 @@ def _named(found: Sequence[object], between: str) -> str:
 def problems_of_file(file: UploadFile) -> Iterator[str]:
     """Yield reasons to refuse the upload of one file unless it is forced."""
     run, sent = file.run, file.sent
-    if file.problem is not None:
-        yield f"It is unknown what the server has of it: {file.problem}"
-        return
     with suppress(OSError):
         if run.exit_code is None and time.time() - run.path.stat().st_mtime < _IS_LIVE_FOR:
             yield f"{run.path.parent} is still being written: it has no end, and changed less than a minute ago. Wait."
@@ -173,6 +170,8 @@ def problems_of_file(file: UploadFile) -> Iterator[str]:
 
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield reasons to refuse the upload unless trusted: another user's run, and files and owners outside of it."""
+    if file.problem is not None:  # in any case
+        yield f"It is unknown what the server has of it: {file.problem}"
     if file.terms.trust:
         yield from violations(file.path, file.run.directory, file.terms)
         return
@@ -289,7 +288,7 @@ def _planned(runs: Sequence[StoredRun], terms: Terms) -> UploadRun:
             if (uploader := FileState(file.run).uploader()) is not None:
                 under_way.append(f"{file.path.parent}: {another_upload(uploader)}")
     if under_way:  # its progress changes meanwhile
-        return replace(planned, refusals=tuple(under_way))
+        return replace(planned, dangers=tuple(under_way))
     own = [reason for file in left for reason in problems_of_file(file)]
     listed = [(file, entries_below(files_of(file.path), file.run.directory)) for file in left]
     beside = [(file, [entry for entry in entries if entry[1] != S_IFREG]) for file, entries in listed]

@@ -124,6 +124,10 @@ def test_refusals_are_reported_and_can_be_forced_but_not_a_second_upload(
     for message in ("1 run: 1 uploaded", "1 run: 1 uploaded before"):
         code, out = sync(of_rank(tmp_path, 0), options="--force")
         assert (code, out.splitlines()[-1]) == (0, message)
+    (FileState(of_rank(tmp_path, 0)).directory / "state.json").write_text("[")
+    for options in ("", "--force"):  # which does not help, and is not offered
+        code, out = sync(of_rank(tmp_path, 0), options=options)
+        assert (code, out.splitlines()[-1]) == (1, "1 run: 1 refused (see the reasons above)")
     assert len(received(wandb_sync)) == 1
 
 
@@ -148,7 +152,7 @@ def test_the_owner_is_shown(tmp_path: Path, sync: Any, wandb_sync: Path) -> None
     assert (code, received(wandb_sync)) == (1, [])
     assert "  refused · run · 5 rows · project team/digits" in out
     assert "its owner is 'team', which is not known to be yours. To upload it there, give --entity team" in out
-    assert out.endswith("1 run: 1 refused (each line names the option that allows it)\n")
+    assert out.endswith("1 run: 1 refused (see the reasons above)\n")
     code, out = sync(run, options="--entity me --dry-run")
     assert (code, "  to upload · run · 5 rows · project me/digits" in out) == (0, True)
 
@@ -342,9 +346,9 @@ def test_a_file_that_changed_after_its_upload_is_refused(tmp_path: Path) -> None
         file.write(b"more, as the run was still written to")
     assert planned(run).is_uploaded  # because the number of its rows is still five
     run.path.write_bytes(b":W&B\xe1\xbe\x01")
-    (reason,) = planned(run).refusals
-    assert "the file has changed since you uploaded it, so it is unknown which of its rows have arrived" in reason
-    assert planned(run, terms=Terms(again=True)).refusals == ()
+    reason = "the file has changed since you uploaded it, so it is unknown which of its rows have arrived"
+    assert reason in planned(run).dangers[0]
+    assert reason not in planned(run, terms=Terms(again=True)).dangers[0]
 
 
 def test_a_moved_or_copied_directory_is_recognised(tmp_path: Path) -> None:
@@ -379,7 +383,7 @@ def test_a_damaged_record_of_an_upload_is_named_with_what_to_remove(tmp_path: Pa
     record = FileState(run).directory / "state.json"
     for damaged in ('{"before": 1}', "[1]", "[", record.read_text().replace("history", "rows")):
         record.write_text(damaged)
-        (reason,) = planned(run).refusals
+        (reason,) = planned(run).dangers
         start = f"{record} is not in dist_wandb's format, so it is unknown what was uploaded. Remove"
         assert f"{start} {record.parent}" in reason
 
@@ -400,7 +404,7 @@ def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(2))  # in flight, so it is unknown whether they arrived
     with FileState(run).locked():
-        (reason,) = planned(run).refusals
+        (reason,) = planned(run).dangers
         assert f"another upload of this file is under way (pid {os.getpid()})" in reason
         with pytest.raises(UploadError, match=rf"another upload of this file is under way \(pid {os.getpid()}\)"):
             upload(planned(run).files[0])
