@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from upload_runs import CONFIRMED, ENDED, NO_RUN_RECORD, TRUSTING, log_of_attempt, of_rank, order, planned, rows, stored
 
 from dist_wandb.cli.uploads.execution import remember
-from dist_wandb.cli.uploads.plan import plan_uploads
+from dist_wandb.cli.uploads.plan import is_uploaded, plan_uploads
 from dist_wandb.wandb_files.reading import StoredRun
 
 
@@ -117,6 +118,14 @@ def test_an_online_run_is_refused_if_its_log_does_not_show_what_arrived(
         text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
         (run.path.parent / "logs" / "debug-internal.log").write_text(text)
     assert any("does not show which rows arrived" in reason for reason in planned(run).refusals) is refused
+
+
+def test_a_log_that_is_a_pipe_is_a_danger_of_its_run(tmp_path: Path) -> None:
+    run = stored(tmp_path, "run-1-exp")
+    (run.path.parent / "logs").mkdir()
+    os.mkfifo(run.path.parent / "logs" / "debug-internal.log")
+    assert not is_uploaded(run)
+    assert "debug-internal.log is a named pipe" in planned(run).dangers[0]
 
 
 STATES: dict[str, tuple[list[dict[str, Any]], bool, int]] = {
