@@ -10,7 +10,7 @@ import pytest
 from processes import clean_environment, python, run_job, torchrun
 from stored import ended_runs, find_runs, read_files
 
-from dist_wandb.cli.uploads.plan import UploadRun, plan_uploads
+from dist_wandb.cli.uploads.plan import plan_uploads
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIGHTNING, ACCELERATE, TRANSFORMERS, TORCH = (
@@ -61,16 +61,10 @@ def test_example_trains_offline_and_prints_the_directory_of_its_runs(
     others = [line for line in messages if "run_mode=" not in line and "Upload it with: dist-wandb sync" not in line]
     assert all("A corrected row follows" in line for line in others), others  # a busy machine's ranks may be late
     assert finished.lines("    dist-wandb show ") == [f"    dist-wandb show {log_dir}"]
-    uploads = planned_uploads(finished.output)
+    directory = re.findall(r"^    dist-wandb sync (.+)$", finished.output, re.MULTILINE)[-1]
+    uploads = plan_uploads(read_files(find_runs(directory))[0])
     assert [run.refusals for run in uploads] == [()] * run_count
     assert {file.path for run in uploads for file in run.files} == {run.path for run in runs}
-
-
-def planned_uploads(output: str) -> list[UploadRun]:
-    """Return the plan of the last ``dist-wandb sync`` command in the output."""
-    directory = re.findall(r"^    dist-wandb sync (.+)$", output, re.MULTILINE)[-1]
-    runs, _ = read_files(find_runs(directory))
-    return plan_uploads(runs)
 
 
 @pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE, TORCH], ids=lambda script: script.parent.name)
@@ -82,12 +76,10 @@ def test_example_goes_offline_only_if_nothing_is_configured(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("NETRC", raising=False)
     assert mode_without_login() == "offline"
-    with monkeypatch.context() as patch:
-        patch.setenv("WANDB_API_KEY", "k" * 40)
-        assert mode_without_login() is None
-    with monkeypatch.context() as patch:
-        patch.setenv("WANDB_MODE", "online")
-        assert mode_without_login() is None
+    for name, value in {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "online"}.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert mode_without_login() is None
     for host in ("api.wandb.ai", "api.forge.coreweave.com"):
         (tmp_path / ".netrc").write_text(f"machine {host}\n  login user\n  password key\n")
         assert mode_without_login() is None

@@ -73,6 +73,13 @@ def texts(page: Page, selector: str) -> list[str]:
     return found
 
 
+def type_in(page: Page, field: str, text: str) -> None:
+    page.run(
+        f"{{const one = document.getElementById({field!r}); one.value = {text!r};"
+        " one.dispatchEvent(new Event('input'))}"
+    )
+
+
 def shown_charts(page: Page) -> list[str]:
     return texts(page, "#charts .card h4")
 
@@ -89,21 +96,7 @@ def choose_run(page: Page, selector: str, name: str) -> None:
     choose(page, selector, str(page.run(f"report.runs.find((run) => run.name === {name!r}).index")))
 
 
-def test_charts_are_drawn_with_line_band_and_axis(page: Page, few: Path) -> None:
-    page.open(few)
-    page.wait("document.querySelectorAll('#charts .main-svg').length >= 2 * 3")
-    plot = "[...document.querySelectorAll('#charts .plot')].find((one) => one.card.title === 'train/loss')"
-    page.run(f"{plot}.scrollIntoView()")
-    page.wait(f"{plot}.data && {plot}.data.length")
-    drawn = page.run(f"{plot}.data.map((trace) => [trace.name, trace.x.length, trace.fill || ''])")
-    assert ["slow", 200, ""] in drawn
-    assert ["slow largest", 200, "tonexty"] in drawn
-    assert page.run(f"{plot}.layout.xaxis.title.text") == "global_step"
-    assert "alike: last" in page.run(f"{plot}.getAttribute('aria-label')")
-    assert "train/loss/max" not in shown_charts(page)
-
-
-def test_the_overview_names_the_slow_rank_and_no_other(page: Page, few: Path) -> None:
+def test_the_overview_names_the_slow_rank_and_charts_are_drawn_with_line_band_and_axis(page: Page, few: Path) -> None:
     page.open(few)
     rows = {
         row[0]: row[2]
@@ -117,6 +110,16 @@ def test_the_overview_names_the_slow_rank_and_no_other(page: Page, few: Path) ->
     assert rows["slow"].endswith(" s")
     assert rows["alike"] == "none stands out"
     assert page.run("document.querySelector('#overview .bad').getBoundingClientRect().bottom < innerHeight")
+    page.wait("document.querySelectorAll('#charts .main-svg').length >= 2 * 3")
+    plot = "[...document.querySelectorAll('#charts .plot')].find((one) => one.card.title === 'train/loss')"
+    page.run(f"{plot}.scrollIntoView()")
+    page.wait(f"{plot}.data && {plot}.data.length")
+    drawn = page.run(f"{plot}.data.map((trace) => [trace.name, trace.x.length, trace.fill || ''])")
+    assert ["slow", 200, ""] in drawn
+    assert ["slow largest", 200, "tonexty"] in drawn
+    assert page.run(f"{plot}.layout.xaxis.title.text") == "global_step"
+    assert "alike: last" in page.run(f"{plot}.getAttribute('aria-label')")
+    assert "train/loss/max" not in shown_charts(page)
 
 
 def test_search_by_keyboard_shows_matching_charts(page: Page, few: Path) -> None:
@@ -187,9 +190,7 @@ def test_smoothing_logarithmic_axes_and_runs_change_the_charts(page: Page, few: 
     page.wait("near.size && [...near].every((card) => !card.stale)")
     card = "[...near].find((card) => card.kind === 'metric' && card.plot.data)"
     before = page.run(f"{card}.plot.data.length")
-    page.run(
-        "{const one = document.getElementById('smoothing'); one.value = '0.9'; one.dispatchEvent(new Event('input'))}"
-    )
+    type_in(page, "smoothing", "0.9")
     page.wait(f"{card}.plot.data.length > {before}")
     page.run("document.getElementById('log-y').click()")
     page.wait(f"{card}.plot.layout.yaxis.type === 'log'")
@@ -197,20 +198,6 @@ def test_smoothing_logarithmic_axes_and_runs_change_the_charts(page: Page, few: 
     assert shown_charts(page) == []
     page.run("document.getElementById('all-runs').click()")
     assert shown_charts(page)
-
-
-def test_colors_follow_the_system_and_the_switch(page: Page, few: Path) -> None:
-    page.open(few)
-    color = "getComputedStyle(document.body).backgroundColor"
-    light = page.run(color)
-    page.prefer("dark")
-    page.wait(f"{color} !== {light!r}")
-    dark = page.run(color)
-    choose(page, "#theme", "light")
-    assert page.run(color) == light
-    choose(page, "#theme", "dark")
-    page.prefer("light")
-    assert page.run(color) == dark
 
 
 def test_config_media_and_console_are_shown(page: Page, few: Path) -> None:
@@ -223,10 +210,7 @@ def test_config_media_and_console_are_shown(page: Page, few: Path) -> None:
     assert "class 1" in texts(page, "#media td")
     choose_run(page, "#console-run", "slow")
     assert "step 0: loss" in texts(page, "#console pre")[0]
-    page.run(
-        "{const one = document.getElementById('console-search'); one.value = 'step 19';"
-        " one.dispatchEvent(new Event('input'))}"
-    )
+    type_in(page, "console-search", "step 19")
     assert len(texts(page, "#console pre")[0].splitlines()) == 11
     assert "12 rows, up to 1 rank missing" in texts(page, "#overview td")
     assert "3 runs not, or not wholly, uploaded" in texts(page, "#notices")[0]
@@ -249,7 +233,20 @@ def test_256_ranks_stay_readable(page: Page, many: Path) -> None:
     assert len(page.run(loss)) == 21
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page, few: Path) -> None:
+def test_colors_follow_the_system_and_the_switch_and_on_a_phone_nothing_is_wider_than_the_screen(
+    page: Page, few: Path
+) -> None:
+    page.open(few)
+    color = "getComputedStyle(document.body).backgroundColor"
+    light = page.run(color)
+    page.prefer("dark")
+    page.wait(f"{color} !== {light!r}")
+    dark = page.run(color)
+    choose(page, "#theme", "light")
+    assert page.run(color) == light
+    choose(page, "#theme", "dark")
+    page.prefer("light")
+    assert page.run(color) == dark
     page.size(390, 800, mobile=True)
     page.open(few)
     page.wait("document.querySelector('.main-svg')")

@@ -15,7 +15,6 @@ import pytest
 import torch.distributed as dist
 import wandb
 from processes import Finished, clean_environment, python, run_job, started, torchrun, wait_until
-from record_files import content_of, make_run, new_record
 from stored import PATIENT, ended_runs, find_runs, read_files, without_own
 from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
 from wandb_server import MEASURED, Request, WandbServer
@@ -97,20 +96,30 @@ def sync(server: WandbServer, directory: Path, *options: str, **variables: str) 
 
 
 @pytest.fixture(scope="module")
-def recorded_offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a shared run of two ranks offline."""
-    directory = tmp_path_factory.mktemp("offline")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write two runs offline: a shared run of two ranks, and a plain run of five rows."""
+    top = tmp_path_factory.mktemp("recorded")
+    shared, plain = top / "shared", top / "plain"
+    shared.mkdir()
+    plain.mkdir()
     environment = clean_environment(PYTHONPATH=MODULES, **WATCHED)
-    job = torchrun(log_shared, directory)
-    run_job(*job, cwd=directory, environment=environment, timeout=TIMEOUT).check()
-    ended_runs(directory, 2)
-    return directory
+    run_job(*torchrun(log_shared, shared), cwd=shared, environment=environment, timeout=TIMEOUT).check()
+    environment = clean_environment(**WATCHED, WANDB_X_SAVE_REQUIREMENTS="true")
+    run_job(plain_run(plain), cwd=plain, environment=environment, timeout=TIMEOUT).check()
+    ended_runs(top, 3)
+    return top
 
 
 @pytest.fixture
-def offline(recorded_offline: Path, tmp_path: Path) -> Path:
-    """Return a copy of the run."""
-    return shutil.copytree(recorded_offline, tmp_path / "copy", symlinks=True)
+def offline(recorded: Path, tmp_path: Path) -> Path:
+    """Return a copy of the shared run."""
+    return shutil.copytree(recorded / "shared", tmp_path / "copy", symlinks=True)
+
+
+@pytest.fixture
+def plain(recorded: Path, tmp_path: Path) -> Path:
+    """Return a copy of the plain run."""
+    return shutil.copytree(recorded / "plain", tmp_path / "copy", symlinks=True)
 
 
 def plain_run(directory: Path, **order: Any) -> list[str | Path]:
@@ -118,22 +127,6 @@ def plain_run(directory: Path, **order: Any) -> list[str | Path]:
     order = {"init": {"id": "exp", "dir": str(directory)}, "rows": ROWS, **order}
     (command,) = python(use_wandb, json.dumps(order))
     return command
-
-
-@pytest.fixture(scope="module")
-def recorded_plainly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a plain run of five rows offline."""
-    directory = tmp_path_factory.mktemp("plain")
-    environment = clean_environment(**WATCHED, WANDB_X_SAVE_REQUIREMENTS="true")
-    run_job(plain_run(directory), cwd=directory, environment=environment, timeout=TIMEOUT).check()
-    ended_runs(directory, 1)
-    return directory
-
-
-@pytest.fixture
-def plain(recorded_plainly: Path, tmp_path: Path) -> Path:
-    """Return a copy of the run."""
-    return shutil.copytree(recorded_plainly, tmp_path / "copy", symlinks=True)
 
 
 def losses(run: RecordedRun) -> list[float]:
@@ -272,19 +265,12 @@ def test_refusals_are_reported_and_can_be_repeated(plain: Path, wandb_server: Wa
     assert re.search(r"exp: .*connection refused\. W&B's client tries again", dead.output)
     assert "HTTP 401 for POST /graphql. Authentication failed" in unknown.output
     assert wandb_server.runs == {}
-    assert "✓ exp: 5 rows uploaded" in sync(wandb_server, plain).check().output
-    run = wandb_server.run("exp")
-    assert (losses(run), run.exit_codes, list(run.writers)) == ([row["loss"] for row in ROWS], [0], [PLAIN])
-
-
-@pytest.mark.cold  # two commands, of which one fails and one succeeds
-def test_files_that_were_refused_are_sent_without_the_rows(plain: Path, wandb_server: WandbServer) -> None:
     fault = wandb_server.fail("files", status=404)
     assert sync(wandb_server, plain).exit_codes == (1,)
     fault.stop()
-    sync(wandb_server, plain).check()
+    sync(wandb_server, plain).check()  # the files, without the rows
     run = wandb_server.run("exp")
-    assert (losses(run), run.exit_codes) == ([row["loss"] for row in ROWS], [0])
+    assert (losses(run), run.exit_codes, list(run.writers)) == ([row["loss"] for row in ROWS], [0], [PLAIN])
     assert {"config.yaml", "wandb-summary.json", "requirements.txt"} <= run.files.keys()
 
 
@@ -419,21 +405,3 @@ def test_a_run_with_media_and_artifacts_is_uploaded_completely(tmp_path: Path, w
     assert after.keys() - before.keys() == {path.with_name("run-rich.wandb.synced")}
     assert {name: after[name] for name in before} == before
     assert not list((tmp_path / "state").rglob("copy"))
-
-
-def test_what_wandb_wrote_behind_the_end_of_a_short_run_is_uploaded(tmp_path: Path, wandb_server: WandbServer) -> None:
-    """`wandb sync` itself drops it, and logs an error: what the machine is takes a moment to find out."""
-    machine = new_record()
-    machine.environment.host = "node-1"
-    extended(make_run(tmp_path / "runs"), machine)
-    assert "✓ exp: 3 rows uploaded" in sync(wandb_server, tmp_path).check().output
-    assert json.loads(wandb_server.run("exp").files["wandb-metadata.json"])["host"] == "node-1"
-
-
-def extended(path: Path, record: object) -> None:
-    """Append a record to a file that was written by hand."""
-    more = content_of([record])[7:]
-    content = path.read_bytes()
-    assert len(content) + len(more) < 32_768  # within the first block, where no padding is needed
-    path.write_bytes(content + more)
-    os.utime(path, (1e9, 1e9))

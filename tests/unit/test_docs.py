@@ -1,7 +1,8 @@
-"""Links in documents point to existing files and sections."""
+"""Documents: links lead to files and sections, and tables, pictures, commands and names are those of the package."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import diagrams
 import pytest
 from documents import blocks, documents
+from lightning.pytorch.loggers import WandbLogger
 
 import dist_wandb
 from dist_wandb.cli import _parser, main
@@ -60,6 +62,17 @@ def test_the_reference_has_every_public_name(name: str) -> None:
     pages = [path.read_text(encoding="utf-8") for path in ROOT.glob("docs/api*.md")]
     described = set(re.findall(r"^::: [\w.]+\.(\w+)$", "\n".join(pages), re.MULTILINE))
     assert name in described or hasattr(dist_wandb.errors, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted({*inspect.signature(WandbLogger).parameters, *(name for name in dir(WandbLogger) if name[0] != "_")}),
+)
+def test_every_name_of_the_stock_logger_is_in_the_table_of_compatible_names(name: str) -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## WandbLogger\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    cells = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)
+    assert name in {one for cell in cells for one in re.findall(r"`\**(\w+)", cell)}
 
 
 def test_pictures_of_run_modes_match_the_plan() -> None:

@@ -21,11 +21,8 @@ def test_every_kind_of_error_is_public() -> None:
     defined = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DistWandbError)}
     assert len(defined) == 9
     assert {kind.__name__ for kind in defined} <= set(dist_wandb.__all__)
-
-
-@pytest.mark.parametrize(("kind", "builtin"), [(ConfigurationError, ValueError), (MissingExtraError, ImportError)])
-def test_errors_derived_from_builtins_are_caught_as_such(kind: type[Exception], builtin: type[Exception]) -> None:
-    assert issubclass(kind, builtin)
+    assert issubclass(ConfigurationError, ValueError)
+    assert issubclass(MissingExtraError, ImportError)
 
 
 @pytest.mark.parametrize("value", ["everything", None, 7, ["auto"]])
@@ -33,17 +30,13 @@ def test_nothing_is_suggested_without_a_similar_value(value: object) -> None:
     assert suggest(value, ("shared", "new")) == "Allowed: 'shared', 'new'."
 
 
-def test_error_texts_escape_control_characters() -> None:
+def test_error_texts_escape_control_characters_and_shorten_long_ones() -> None:
     text = "a\x1b]0;title\x07b\x9b2J\u202ec\nd \ud800 é"
     for kind in (DistWandbError, ReadError, MissingExtraError):
         assert str(kind(text)) == "a\\x1b]0;title\\x07b\\x9b2J\\u202ec\\nd \\ud800 é"
-    assert in_words(ReadError(f"{Path(text)}: x"), Path(text)) == str(ReadError(f"{text}: x"))
-    assert in_words(ValueError("x"), Path("p")) == "p: ValueError: x"
-
-
-def test_a_very_long_text_is_shortened_and_the_rest_counted() -> None:
     assert visible("\x1b" * 1_000_000) == r"\x1b" * 20_000 + "... (980000 more characters)"
     assert visible("x" * 20_000) == "x" * 20_000
+    assert in_words(ReadError(f"{Path(text)}: x"), Path(text)) == str(ReadError(f"{text}: x"))
 
 
 def test_an_error_names_the_path_of_its_file_once(tmp_path: Path) -> None:

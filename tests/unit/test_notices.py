@@ -41,25 +41,18 @@ def test_the_line_is_the_innermost_of_the_user(modules: list[str], file: str) ->
     assert (line.file, line.number) == (file, 2)
 
 
-def called_on_a_thread_of(module: str) -> Line | None:
-    """Like `called_from`, without other code on the stack."""
-    names: dict[str, Any] = {"__name__": module, "call": users_line, "found": []}
-    exec(compile("def step():\n    found.append(call())", f"{module}.py", "exec"), names)  # noqa: S102
-    thread = threading.Thread(target=names["step"])
-    thread.start()
-    thread.join()
-    found: list[Line | None] = names["found"]
-    return found[0]
-
-
-def test_in_a_process_started_by_a_framework_it_is_the_frameworks_line() -> None:
-    line = called_on_a_thread_of("lightning.launcher")
+def test_on_a_thread_without_the_users_code_it_is_a_frameworks_line_or_none(caplog: pytest.LogCaptureFixture) -> None:
+    found: dict[str, Line | None] = {}
+    for module in ("lightning.launcher", "dist_wandb.exchange.collective"):
+        names: dict[str, Any] = {"__name__": module, "call": users_line, "found": found}
+        exec(compile(f"def step():\n    found[{module!r}] = call()", f"{module}.py", "exec"), names)  # noqa: S102
+        thread = threading.Thread(target=names["step"])
+        thread.start()
+        thread.join()
+    line, of_ours = found.values()
     assert line is not None
     assert line.file == "lightning.launcher.py"
-
-
-def test_an_internal_thread_has_no_line_of_the_user(caplog: pytest.LogCaptureFixture) -> None:
-    warn("of our thread", called_on_a_thread_of("dist_wandb.exchange.collective"))
+    warn("of our thread", of_ours)
     assert caplog.messages == ["dist_wandb: of our thread"]
 
 

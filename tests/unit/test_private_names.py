@@ -45,14 +45,6 @@ from dist_wandb.wandb_files import records
 
 
 @pytest.mark.usefixtures("bare_environment")
-def test_wandb_exposes_whether_a_run_is_finished(tmp_path: Path) -> None:
-    run = wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True))
-    assert not is_finished(run)
-    run.finish()
-    assert is_finished(run)
-
-
-@pytest.mark.usefixtures("bare_environment")
 def test_wandbs_names_and_the_hooks_of_watch_leave_an_inherited_run(tmp_path: Path) -> None:
     run, layer = (
         wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True)),
@@ -79,6 +71,7 @@ def test_all_ways_of_finishing_a_run_call_one_method(tmp_path: Path) -> None:
             finish(*args, **kwargs)
 
         intercept(run, FINISH, handler)
+        assert not is_finished(run)
         getattr(run, end)(*() if end == "finish" else (None, None, None))
         assert is_finished(run)
     assert called == ["_finish"] * 2
@@ -103,18 +96,17 @@ def test_wandbs_config_can_be_checked_for_values_it_accepts() -> None:
     assert can_hold({"_type": "artifactVersion", "id": "a", "version": "v0", "sequenceName": "data", "usedAs": "x"})
 
 
-def test_wandbs_config_tells_which_values_are_a_sweeps(fake_wandb: FakeWandb) -> None:
+def test_wandbs_config_tells_which_values_are_a_sweeps_and_is_filled_without_sending_anything(
+    fake_wandb: FakeWandb,
+) -> None:
     """Uses a guarded private name. Without it, none counts as a sweep's."""
     run: Any = fake_wandb.init(config={"lr": 0.1, "batch": 8})
     run.config.update_locked({"lr": 0.5}, user="sweep", _allow_val_change=True)
     assert [is_locked(run.config, name) for name in ("lr", "batch")] == [True, False]
-
-
-def test_wandbs_config_can_be_filled_without_sending_anything(fake_wandb: FakeWandb) -> None:
-    run: Any = fake_wandb.init(config={"lr": 0.1})
-    _fill_config(run, {"lr": 0.2, "names": {1: "a"}})
-    assert dict(run.config) == {"lr": 0.2, "names": {1: "a"}}
-    assert run.config.sent == []
+    before = list(run.config.sent)
+    _fill_config(run, {"batch": 16, "names": {1: "a"}})
+    assert dict(run.config) == {"lr": 0.5, "batch": 16, "names": {1: "a"}}
+    assert run.config.sent == before
 
 
 @pytest.mark.usefixtures("bare_environment")

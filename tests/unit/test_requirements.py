@@ -1,4 +1,4 @@
-"""CI's requirements (`.ci/requirements*.txt`) match the constraints, and each has a hash."""
+"""CI's requirements (`.ci/requirements*.txt`) match the constraints, and each has a hash; its checks are complete."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from oldest import DIFFERENT
 from packaging.markers import Marker
 from packaging.requirements import Requirement
+from run_all import checks
 
 import dist_wandb
 
@@ -48,22 +49,18 @@ def constrained(name: str, python: str = "3.11.9") -> dict[str, str]:
 
 
 @pytest.mark.parametrize("python", ["3.10.14", "3.11.9", "3.12.4", "3.13.1", "3.14.0"])
-def test_the_list_for_the_newest_versions_matches_the_constraints(python: str) -> None:
+def test_the_lists_match_the_constraints(python: str) -> None:
     of_venv, of_trl = listed("requirements.txt", python), listed("requirements-trl.txt", python)
-    found, wanted = {**of_venv, **of_trl}, constrained("constraints.txt", python)
-    assert {name: found.get(name) for name in wanted.keys() - BY_VERSION_ALONE} == {
-        name: version for name, version in wanted.items() if name not in BY_VERSION_ALONE
-    }, "run `make lock`"
-    assert not BY_VERSION_ALONE & found.keys()
+    of_oldest = {**listed("requirements.txt"), **listed("requirements-oldest.txt")}
+    for found, wanted in (
+        ({**of_venv, **of_trl}, constrained("constraints.txt", python)),
+        (of_oldest, constrained("constraints-oldest.txt")),
+    ):
+        assert found.items() >= {(name, version) for name, version in wanted.items() if name not in BY_VERSION_ALONE}, (
+            "run `make lock`"
+        )
+    assert not BY_VERSION_ALONE & {**of_venv, **of_trl}.keys()
     assert not of_venv.keys() & of_trl.keys()
-
-
-def test_the_list_for_the_oldest_versions_matches_the_constraints() -> None:
-    found = {**listed("requirements.txt"), **listed("requirements-oldest.txt")}
-    wanted = constrained("constraints-oldest.txt")
-    assert {name: found.get(name) for name in wanted.keys() - BY_VERSION_ALONE} == {
-        name: version for name, version in wanted.items() if name not in BY_VERSION_ALONE
-    }, "run `make lock`"
 
 
 def test_packages_of_which_test_oldest_has_another_version_are_known() -> None:
@@ -82,7 +79,7 @@ def test_tools_that_build_the_package_are_listed(name: str, tools: set[str]) -> 
 
 
 @pytest.mark.source
-def test_workflows_run_actions_of_known_commits_and_install_from_the_lists() -> None:
+def test_workflows_run_actions_of_known_commits_and_install_from_the_lists_of_their_python() -> None:
     """A tag or a branch of an action can be moved to other code, which would run in the job that may publish."""
     texts = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
     used = [action for text in texts.values() for action in re.findall(r"uses: (\S+)", text)]
@@ -96,15 +93,17 @@ def test_workflows_run_actions_of_known_commits_and_install_from_the_lists() -> 
     _, weekly = texts["ci.yml"].split("  newest:\n")  # the only one without hashes. Its token can read, and no more
     assert "CONSTRAINTS=/dev/null" in weekly
     assert all("permissions:\n  contents: read\n" in text for text in texts.values())
-
-
-@pytest.mark.source
-def test_each_python_version_of_ci_has_its_hashes() -> None:
-    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    pythons = re.findall(r'"(3\.\d+)"', text)
+    pythons = re.findall(r'"(3\.\d+)"', texts["ci.yml"])
     head = (ROOT / ".ci" / "requirements.txt").read_text().partition("\n")[0]
     assert pythons
     assert [version for version in pythons if not re.search(rf"\b{re.escape(version)}\b", head)] == []
+
+
+def test_every_directory_of_tests_is_in_a_check() -> None:
+    words = {word for part in checks(2)["test"] for word in part.command}
+    assert {path.parent for path in (ROOT / "tests").glob("*/test_*.py")} == {
+        ROOT / word for word in words if word.startswith("tests/") and not word.endswith(".py")
+    }
 
 
 @pytest.mark.source

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line, and `dist-wandb plan`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offline_runs import sidecar_record
 from processes import run_python
-from record_files import end, header, run, write_run
-from report_runs import history
-from stored import read_run
-from upload_runs import CONFIRMED, ENDED, log_of_attempt, rows
+from record_files import write_run
 
 from dist_wandb import __version__
 from dist_wandb.cli import main
@@ -28,19 +24,6 @@ from dist_wandb.cli.command import sparkline
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
 
 Capture = pytest.CaptureFixture[str]
-
-
-def written(top: Path, run_id: str, *rows: dict[str, Any], exit_code: int | None = 0, **described: Any) -> Path:
-    """Write a run with the given history rows; return its file."""
-    ends = [] if exit_code is None else [end(exit_code)]
-    records = [header(), run(run_id, **described), *map(history, rows), *ends]
-    return write_run(top, run_id, records=records) / f"run-{run_id}.wandb"
-
-
-def damaged(top: Path, run_id: str, content: bytes) -> Path:
-    path = written(top, run_id)
-    path.write_bytes(content)
-    return path
 
 
 def refusal(argv: list[str], capsys: Capture) -> str:
@@ -55,35 +38,21 @@ def refusal(argv: list[str], capsys: Capture) -> str:
     return captured.err
 
 
-def shown(capsys: Capture, *argv: object, code: int = 0) -> str:
-    assert main(["show", *map(str, argv)]) == code
-    return capsys.readouterr().out
-
-
 # --- the command itself -----------------------------------------------------------------------------------------------
 
 
-def test_version(capsys: Capture) -> None:
+def test_version_usage_and_completions(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"dist-wandb {__version__}\n"
-
-
-def test_argcomplete_is_given_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "usage: dist-wandb" in refusal([], capsys)
+    assert refusal(["show", "--rwos", "loss"], capsys).startswith("usage: dist-wandb show [-h]")
     asked: list[str] = []
-    stand_in = SimpleNamespace(autocomplete=lambda parser: asked.append(parser.format_usage()))
-    monkeypatch.setitem(sys.modules, "argcomplete", stand_in)
+    argcomplete = SimpleNamespace(autocomplete=lambda parser: asked.append(parser.format_usage()))
+    monkeypatch.setitem(sys.modules, "argcomplete", argcomplete)
     with pytest.raises(SystemExit):
         main([])
     assert asked[0].startswith("usage: dist-wandb ")
-
-
-def test_without_a_command_the_usage_is_shown(capsys: Capture) -> None:
-    assert "usage: dist-wandb" in refusal([], capsys)
-
-
-def test_an_unknown_option_shows_the_usage_of_its_command(capsys: Capture) -> None:
-    assert refusal(["show", "--rwos", "loss"], capsys).startswith("usage: dist-wandb show [-h]")
 
 
 @pytest.mark.slow
@@ -125,7 +94,7 @@ def test_a_closed_pipe_causes_no_traceback(extra: list[str]) -> None:
 def test_output_that_cannot_be_written_is_reported_in_one_line(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    written(tmp_path, "exp", {"loss": [0.5]})
+    write_run(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -158,17 +127,16 @@ def test_the_plan_matches_the_mode_table(case: dict[str, Any], capsys: Capture) 
     plan = json.loads(capsys.readouterr().out)
     assert [{key: rank[key] for key in case["ranks"][0]} for rank in plan["ranks"]] == case["ranks"]
     writers = [rank for rank in case["ranks"] if rank["opens_run"]]
-    assert (plan["run_mode"], plan["rank_scope"], plan["layout"]) == (
-        case["run_mode"],
-        case["rank_scope"],
-        case["ranks_per_node"],
+    assert (
+        plan.items()
+        >= {"layout": case["ranks_per_node"], **{key: case[key] for key in ("run_mode", "rank_scope")}}.items()
     )
     assert plan["runs"] == len({rank["run_id"] for rank in writers})
     assert plan["groups"] == len({rank["group"] for rank in writers if rank["group"]})
     assert plan["writers"] == len(writers)
 
 
-def test_the_plan_of_a_large_job_is_a_summary_with_warnings(capsys: Capture) -> None:
+def test_the_plan_of_a_large_job_is_a_summary_with_warnings_unless_all_ranks_are_requested(capsys: Capture) -> None:
     argv = ["plan", "--nodes", "2048", "--procs-per-node", "8", "--run-mode"]
     assert main([*argv, "shared"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -184,29 +152,21 @@ def test_the_plan_of_a_large_job_is_a_summary_with_warnings(capsys: Capture) -> 
     assert [warning[:60] for warning in found["warnings"]] == [
         'run_mode="auto" with rank_scope="worker" opens 2,048 runs at'
     ]
-
-
-def test_all_ranks_of_a_large_job_are_shown_on_request(capsys: Capture) -> None:
-    assert main(["plan", "--layout", "65", "--all"]) == 0
-    assert len([line for line in capsys.readouterr().out.splitlines() if "nothing" in line]) == 64
     assert main(["plan", "--layout", "65"]) == 0
     assert capsys.readouterr().out.splitlines()[3].split() == ["1-64", "64", "-", "nothing"]
+    assert main(["plan", "--layout", "65", "--all"]) == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if "nothing" in line]) == 64
 
 
-def test_id_group_and_name_can_be_given(capsys: Capture) -> None:
-    argv = ["plan", "--layout", "1,2", "--run-mode", "new", "--id", "e7", "--group", "sweep", "--name", "night"]
+def test_id_group_and_name_can_be_given_and_are_not_cut_in_a_pipe(capsys: Capture) -> None:
+    run_id = "x" * 128
+    argv = ["plan", "--layout", "1,2", "--run-mode", "new", "--id", run_id, "--group", "sweep", "--name", "night"]
     assert main([*argv, "--json"]) == 0
     ranks = json.loads(capsys.readouterr().out)["ranks"]
     assert [rank["name"] for rank in ranks] == ["night-rank-0", "night-rank-1", "night-rank-2"]
     assert {rank["group"] for rank in ranks} == {"sweep"}
     assert main(argv) == 0
-    assert capsys.readouterr().out.splitlines()[2].split()[3:6] == ["e7-rank-0", "night-rank-0", "sweep"]
-
-
-def test_the_table_is_neither_cut_nor_wrapped_in_a_pipe(capsys: Capture) -> None:
-    base_id = "x" * 128
-    assert main(["plan", "--layout", "2", "--run-mode", "new", "--id", base_id]) == 0
-    assert f"{base_id}-rank-1" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[2].split()[3:6] == [f"{run_id}-rank-0", "night-rank-0", "sweep"]
 
 
 def test_the_plan_of_a_mesh_counts_the_replicas_of_the_primary(capsys: Capture) -> None:
@@ -227,7 +187,6 @@ def test_the_plan_of_a_mesh_counts_the_replicas_of_the_primary(capsys: Capture) 
     [
         (["--layout", "3,x"], "'x' is not a whole number of at least 1, in '3,x'"),
         (["--layout", "3,0"], "'0' is not a whole number of at least 1, in '3,0'"),
-        (["--layout", ""], "'' is not a whole number of at least 1, in ''"),
         (["--nodes", "0"], "argument --nodes: '0' is not a whole number of at least 1"),
         (["--procs-per-node", "-1"], "argument --procs-per-node"),
         (["--procs-per-node", "1.5"], "'1.5' is not a whole number"),
@@ -256,11 +215,10 @@ def test_arguments_that_cannot_be_planned_are_refused(arguments: list[str], mess
         (["--layout", "2"], ["t7", None], ""),
         (["--layout", "2", "--run-mode", "shared"], ["t7", "t7"], ""),
         (["--layout", "2", "--rank-scope", "worker"], ["t7", None], ""),
-        (["--layout", "2", "--run-mode", "new"], ["t7", "t7-rank-1"], "of rank 0. The runs of the other ranks"),
         (
             ["--layout", "2", "--run-mode", "new", "--rank-scope", "worker"],
             ["t7", "t7-rank-1"],
-            "in its group 't7', but",
+            "of rank 0. The runs of the other ranks have ids derived from it and the trial's values, and are in its",
         ),
         (["--nodes", "2", "--rank-scope", "worker"], ["t7", "t7-worker-1"], "the run 't7' of node 0. The runs of the"),
         (
@@ -284,136 +242,6 @@ def test_the_plan_of_a_trial_has_the_id_from_the_agent(
     assert len(asked_for["warnings"]) == bool(message)
     assert main(["plan", *arguments]) == 0
     assert ("! An agent of a sweep has started this job" in capsys.readouterr().out) is bool(message)
-
-
-# --- show -------------------------------------------------------------------------------------------------------------
-
-
-def test_runs_are_shown_with_their_metrics(tmp_path: Path, capsys: Capture) -> None:
-    rows = [{"loss": 2.0, "rank-10/loss": 1, "rank-2/loss": 1, "_step": 0}, {"loss": 0.5}, {"loss": 1.25}]
-    path = written(tmp_path, "abc", *rows, display_name="night", project="digits", run_group="sweep")
-    lines = shown(capsys, tmp_path).splitlines()
-    assert lines[:3] == [
-        "● abc  night",
-        "  finished · 3 rows · project digits · group sweep",
-        f"  {path.parent}",
-    ]
-    assert [line.split() for line in lines[3:]] == [
-        ["metric", "last", "min", "max", "values", "trend"],
-        ["─" * len(lines[3].removeprefix("  "))],
-        ["loss", "1.25", "0.5", "2", "3", "█▁▅"],
-        ["rank-2/loss", "1", "1", "1", "1", "▄"],
-        ["rank-10/loss", "1", "1", "1", "1", "▄"],
-        [],
-        f"1 run below {tmp_path}: 1 finished".split(),
-    ]
-
-
-def test_states_are_shown_and_counted(tmp_path: Path, capsys: Capture) -> None:
-    written(tmp_path, "a", exit_code=0)
-    written(tmp_path, "b", exit_code=3)
-    written(tmp_path, "c", exit_code=None)
-    out = shown(capsys, tmp_path)
-    assert "failed (exit code 3) · no rows" in out
-    assert "no end recorded (running, or killed) · no rows" in out
-    assert out.count("no metric was logged") == 3
-    assert "3 runs below" in out
-    assert ": 1 finished, 1 failed, 1 without a recorded end\n" in out
-
-
-def test_values_that_are_not_finite_are_counted(tmp_path: Path, capsys: Capture) -> None:
-    written(tmp_path, "a", {"loss": 1.0, "lr": 0.1}, {"loss": "NaN", "lr": 0.1}, {"loss": "Infinity", "lr": 0.1})
-    lines = [line.split() for line in shown(capsys, tmp_path).splitlines()]
-    assert ["metric", "last", "min", "max", "values", "NaN/inf", "trend"] in lines
-    assert ["loss", "inf", "1", "inf", "3", "2", "▄··"] in lines
-    assert ["lr", "0.1", "0.1", "0.1", "3", "▄▄▄"] in lines
-
-
-def test_files_that_cannot_be_read_are_named_and_the_others_shown(tmp_path: Path, capsys: Capture) -> None:
-    log_of_attempt(read_run(written(tmp_path, "good", {"loss": 1})), rows(1), CONFIRMED, *ENDED)
-    empty = damaged(tmp_path, "empty", b"")
-    garbage = damaged(tmp_path, "junk", b"junk, longer")
-    sidecar = written(tmp_path, "half").parent / "dist-wandb.json"
-    sidecar.write_text("{")
-    out = shown(capsys, tmp_path, code=1)
-    assert f"✗ not readable  {empty}: is empty" in out
-    assert f"✗ not readable  {garbage}: does not start like a .wandb file." in out
-    assert f"  ! {sidecar}: not in dist_wandb's format" in out
-    assert "● good\n  finished · 1 row · uploaded · project tests\n" in out
-    assert "2 runs below" in out
-    assert ": 2 finished, 2 files not readable\n" in out
-    assert main(["show", str(empty)]) == 1
-    assert "None of the runs below" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_only_the_first_1000_metrics_are_shown_and_the_others_counted(tmp_path: Path, capsys: Capture) -> None:
-    written(tmp_path, "a", {f"m{number}": number for number in range(1234)})
-    out = shown(capsys, tmp_path)
-    assert "m999 " in out
-    assert "m1000 " not in out
-    assert "and 234 beyond these: --metric GLOB picks" in out
-    out = shown(capsys, tmp_path, "--metric", "m12*")
-    assert "m1233 " in out
-    assert "--metric" not in out
-    assert len(json.loads(shown(capsys, tmp_path, "--json"))["runs"][0]["metrics"]) == 1234
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("", "No W&B run was found below"), ("none", "none': No such file or directory")],
-)
-def test_a_directory_without_runs_is_reported(tmp_path: Path, capsys: Capture, name: str, message: str) -> None:
-    assert main(["show", str(tmp_path / name)]) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_a_stream_that_cannot_encode_a_sparkline_causes_no_error(tmp_path: Path) -> None:
-    written(tmp_path, "a", {"loss": 1})
-    done = subprocess.run(
-        [sys.executable, "-m", "dist_wandb", "show", str(tmp_path)],
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
-        capture_output=True,
-        text=True,
-        encoding="latin-1",
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "? a\n  finished · 1 row · project tests\n" in done.stdout
-
-
-def test_metrics_are_chosen_by_pattern(tmp_path: Path, capsys: Capture) -> None:
-    written(tmp_path, "a", {"val/loss": 1, "val/acc": 1, "train/loss": 1, "epoch": 1})
-    written(tmp_path, "b", {"other": 1})
-    out = shown(capsys, tmp_path, "--metric", "val/*", "--metric", "epoch")
-    assert all(name in out for name in ("val/loss", "val/acc", "epoch"))
-    assert "train/loss" not in out
-    assert out.count("no metric matches") == 1
-
-
-def test_show_prints_json(tmp_path: Path, capsys: Capture) -> None:
-    rows: list[dict[str, Any]] = [*({"loss": value} for value in range(64)), {"loss": "NaN"}]
-    path = written(tmp_path, "a", *rows, exit_code=1, config={"lr": 0.1}, job_type="train")
-    job = {"rank_scope": "worker", "global_rank": 3, "node_rank": 1, "world_size": 4, "num_nodes": 2}
-    sidecar = sidecar_record(label="worker-1-rank-1", primary=False, **job)
-    (path.parent / "dist-wandb.json").write_text(json.dumps(sidecar))
-    empty = damaged(tmp_path, "empty", b"")
-    assert main(["show", str(tmp_path), "--json"]) == 1
-    shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert [entry["path"] for entry in shown["unreadable"]] == [str(empty)]
-    assert "is empty" in shown["unreadable"][0]["reason"]
-    (run,) = shown["runs"]
-    assert (run["path"], run["run_id"], run["state"], run["exit_code"]) == (str(path), "a", "failed", 1)
-    assert (run["rows"], run["config"], run["job_type"], run["uploaded"]) == (65, {"lr": 0.1}, "train", False)
-    (writer,) = run["writers"]
-    assert (writer["label"], writer["rank"], writer["files"]) == ("worker-1-rank-1", 3, [str(path)])
-    assert writer["sidecar"]["run_mode"] == "shared"
-    loss = run["metrics"]["loss"]
-    assert (loss["count"], loss["not_finite"], loss["last"], loss["smallest"], loss["largest"]) == (65, 1, "NaN", 0, 63)
-    assert len(loss["trend"]) == 32
-
-
-# --- sparklines -------------------------------------------------------------------------------------------------------
 
 
 def test_a_sparkline_scales_between_the_extremes() -> None:

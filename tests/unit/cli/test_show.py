@@ -1,4 +1,4 @@
-"""`dist-wandb show` of whole runs: selected runs as cards, as a table or as rows, and while they are written."""
+"""`dist-wandb show`: runs as cards, as a table or as rows, and while they are written."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from offline_runs import sidecar_record
 from record_files import end, framed, header, make_run, row, run, serialised, write_run
+from report_runs import history
 from shared_runs import write_rank
+from stored import read_run
+from upload_runs import CONFIRMED, ENDED, log_of_attempt, rows
 
 from dist_wandb.cli import main
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
@@ -58,10 +62,132 @@ def test_secrets_of_the_config_are_shown_only_if_requested(tmp_path: Path, capsy
     assert "s3cret-a" in shown(capsys, tmp_path, "--compare", "--secrets")
 
 
+# --- single runs ------------------------------------------------------------------------------------------------------
+
+
+def written(top: Path, run_id: str, *rows: dict[str, Any], exit_code: int | None = 0, **described: Any) -> Path:
+    """Write a run with the given history rows; return its file."""
+    ends = [] if exit_code is None else [end(exit_code)]
+    records = [header(), run(run_id, **described), *map(history, rows), *ends]
+    return write_run(top, run_id, records=records) / f"run-{run_id}.wandb"
+
+
+def test_a_run_is_shown_with_its_metrics_and_counts_of_values_that_are_not_finite(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = [{"loss": 2.0, "rank-10/loss": 1, "rank-2/loss": 1, "_step": 0}, {"loss": 0.5}, {"loss": 1.25}]
+    path = written(tmp_path, "abc", *rows, display_name="night", project="digits", run_group="sweep")
+    lines = shown(capsys, tmp_path).splitlines()
+    assert lines[:3] == [
+        "● abc  night",
+        "  finished · 3 rows · project digits · group sweep",
+        f"  {path.parent}",
+    ]
+    assert [line.split() for line in lines[3:]] == [
+        ["metric", "last", "min", "max", "values", "trend"],
+        ["─" * len(lines[3].removeprefix("  "))],
+        ["loss", "1.25", "0.5", "2", "3", "█▁▅"],
+        ["rank-2/loss", "1", "1", "1", "1", "▄"],
+        ["rank-10/loss", "1", "1", "1", "1", "▄"],
+        [],
+        f"1 run below {tmp_path}: 1 finished".split(),
+    ]
+    written(tmp_path / "b", "b", {"loss": 1.0, "lr": 0.1}, {"loss": "NaN", "lr": 0.1}, {"loss": "Infinity", "lr": 0.1})
+    cells = [line.split() for line in shown(capsys, tmp_path / "b").splitlines()]
+    assert ["metric", "last", "min", "max", "values", "NaN/inf", "trend"] in cells
+    assert ["loss", "inf", "1", "inf", "3", "2", "▄··"] in cells
+    assert ["lr", "0.1", "0.1", "0.1", "3", "▄▄▄"] in cells
+
+
+def test_states_are_shown_and_metrics_are_chosen_by_pattern(tmp_path: Path, capsys: Capture) -> None:
+    written(tmp_path, "a", {"val/loss": 1, "val/acc": 1, "train/loss": 1, "epoch": 1}, exit_code=3)
+    written(tmp_path, "b", {"other": 1}, exit_code=None)
+    written(tmp_path, "c")
+    out = shown(capsys, tmp_path, "--metric", "val/*", "--metric", "epoch")
+    assert all(name in out for name in ("val/loss", "val/acc", "epoch"))
+    assert "train/loss" not in out
+    assert "failed (exit code 3) · 1 row" in out
+    assert "no end recorded (running, or killed) · 1 row" in out
+    assert out.count("no metric matches") == 2
+    assert shown(capsys, tmp_path).count("no metric was logged") == 1
+    assert "3 runs below" in out
+    assert ": 1 finished, 1 failed, 1 without a recorded end\n" in out
+
+
+def test_files_that_cannot_be_read_are_named_and_the_others_shown(tmp_path: Path, capsys: Capture) -> None:
+    log_of_attempt(read_run(written(tmp_path, "good", {"loss": 1})), rows(1), CONFIRMED, *ENDED)
+    empty, garbage = written(tmp_path, "empty"), written(tmp_path, "junk")
+    empty.write_bytes(b"")
+    garbage.write_bytes(b"junk, longer")
+    sidecar = written(tmp_path, "half").parent / "dist-wandb.json"
+    sidecar.write_text("{")
+    out = shown(capsys, tmp_path, code=1)
+    assert f"✗ not readable  {empty}: is empty" in out
+    assert f"✗ not readable  {garbage}: does not start like a .wandb file." in out
+    assert f"  ! {sidecar}: not in dist_wandb's format" in out
+    assert "● good\n  finished · 1 row · uploaded · project tests\n" in out
+    assert "2 runs below" in out
+    assert ": 2 finished, 2 files not readable\n" in out
+    (tmp_path / "nothing").mkdir()
+    for place, message in {
+        empty: "None of the runs below",
+        tmp_path / "nothing": "No W&B run was found below",
+        tmp_path / "none": "none': No such file or directory",
+    }.items():
+        assert main(["show", str(place)]) == 1
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_only_the_first_1000_metrics_are_shown_and_the_others_counted(tmp_path: Path, capsys: Capture) -> None:
+    written(tmp_path, "a", {f"m{number}": number for number in range(1234)})
+    out = shown(capsys, tmp_path)
+    assert "m999 " in out
+    assert "m1000 " not in out
+    assert "and 234 beyond these: --metric GLOB picks" in out
+    out = shown(capsys, tmp_path, "--metric", "m12*")
+    assert "m1233 " in out
+    assert "--metric" not in out
+    assert len(json.loads(shown(capsys, tmp_path, "--json"))["runs"][0]["metrics"]) == 1234
+
+
+def test_a_stream_that_cannot_encode_a_sparkline_causes_no_error(tmp_path: Path) -> None:
+    written(tmp_path, "a", {"loss": 1})
+    command, environment = [sys.executable, "-m", "dist_wandb", "show", str(tmp_path)], {**os.environ}
+    environment["PYTHONIOENCODING"] = "latin-1"
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="latin-1", check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "? a\n  finished · 1 row · project tests\n" in done.stdout
+
+
+def test_runs_are_printed_as_json(tmp_path: Path, capsys: Capture) -> None:
+    rows: list[dict[str, Any]] = [*({"loss": value} for value in range(64)), {"loss": "NaN"}]
+    path = written(tmp_path, "a", *rows, exit_code=1, config={"lr": 0.1}, job_type="train")
+    job = {"rank_scope": "worker", "global_rank": 3, "node_rank": 1, "world_size": 4, "num_nodes": 2}
+    sidecar = sidecar_record(label="worker-1-rank-1", primary=False, **job)
+    (path.parent / "dist-wandb.json").write_text(json.dumps(sidecar))
+    empty = written(tmp_path, "empty")
+    empty.write_bytes(b"")
+    found = json.loads(shown(capsys, tmp_path, "--json", code=1), parse_constant=pytest.fail)
+    assert [entry["path"] for entry in found["unreadable"]] == [str(empty)]
+    assert "is empty" in found["unreadable"][0]["reason"]
+    (one,) = found["runs"]
+    assert (one["path"], one["run_id"], one["state"], one["exit_code"]) == (str(path), "a", "failed", 1)
+    assert (one["rows"], one["config"], one["job_type"], one["uploaded"]) == (65, {"lr": 0.1}, "train", False)
+    (writer,) = one["writers"]
+    assert (writer["label"], writer["rank"], writer["files"]) == ("worker-1-rank-1", 3, [str(path)])
+    assert writer["sidecar"]["run_mode"] == "shared"
+    loss = one["metrics"]["loss"]
+    assert (loss["count"], loss["not_finite"], loss["last"], loss["smallest"], loss["largest"]) == (65, 1, "NaN", 0, 63)
+    assert len(loss["trend"]) == 32
+
+
 # --- shared runs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_shared_run_is_one_card_with_its_writers(tmp_path: Path, capsys: Capture) -> None:
+def test_a_shared_run_is_one_card_with_its_writers(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_rank(tmp_path, 0, *(row(step, {"rank-0/loss": 1.0}) for step in range(3)))
     write_rank(tmp_path, 1, row(0, {"rank-1/loss": 2.0}), ended=3)
     write_rank(tmp_path, 10, ended=None)
@@ -78,15 +204,8 @@ def test_a_shared_run_is_one_card_with_its_writers(tmp_path: Path, capsys: Captu
     names = [line.split()[0] for line in lines[8:-2]]
     assert names == ["global_step", "loss", "rank-0/loss", "rank-1/loss"]  # ranks follow the name that they belong to
     assert lines[-1] == f"1 run in 3 files below {tmp_path}: 1 finished"
-
-
-def test_the_files_of_a_run_may_be_named_in_different_ways(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rank in range(2):
-        write_rank(tmp_path, rank)
     monkeypatch.chdir(tmp_path)
-    out = shown(capsys, tmp_path / "rank-0", "./rank-1")
+    out = shown(capsys, tmp_path / "rank-0", "./rank-1")  # named in different ways
     assert f"\n  {tmp_path}\n  ● rank-0" in out
     assert "primary  rank-0/wandb/" in out
 
@@ -120,37 +239,19 @@ def test_the_last_stalls_of_a_run_are_shown_with_whether_they_are_over(tmp_path:
     files = make_run(tmp_path).parent / "files"
     files.mkdir(exist_ok=True)
     for rank in range(4):
-        path = write_stall(files, rank, f"Nothing moved for 312 s. Rank {rank} sleeps.", ["all stacks"])
+        path = write_stall(files, rank, f"312 s. Rank {rank} sleeps.\x1b[2J{'_' * 10**4}", ["_" * 10**7])
         path = path.rename(files / f"stall-20260101-00000{rank}-rank-{rank}.txt")
     end_stall(str(path), 412.3)
     lines = [line for line in shown(capsys, tmp_path).splitlines() if "stood still" in line or "earlier" in line]
     assert [re.sub(r"20[-: +\d]+:", "TIME:", line, count=1) for line in lines[-2:]] == [
-        f"  stood still TIME: Nothing moved for 312 s. Rank 3 sleeps. The training went on after 412 s. {path}",
+        f"  stood still TIME: 312 s. Rank 3 sleeps.\\x1b[2J{'_' * 274}… The training went on after 412 s. {path}",
         "  and 1 earlier stall",
     ]
     found = json.loads(shown(capsys, tmp_path, "--json"))["runs"][0]["stalls"]
-    assert [(one["message"][-14:], one["lasted"]) for one in found] == [
-        (f"Rank {rank} sleeps.", 412 if rank == 3 else None) for rank in (1, 2, 3)
+    assert [(one["message"][:29], one["lasted"]) for one in found] == [
+        (f"312 s. Rank {rank} sleeps.\\x1b[2J_", 412 if rank == 3 else None) for rank in (1, 2, 3)
     ]
     assert len(lines) == 4
-
-
-def test_what_looks_like_a_stall_is_harmless(tmp_path: Path, capsys: Capture) -> None:
-    files = make_run(tmp_path).parent / "files"
-    files.mkdir(exist_ok=True)
-    names = [files / f"stall-20260101-00000{number}-rank-0.txt" for number in range(3)]
-    names[0].write_bytes(
-        b"\x1b]0;t\x07" * 10 + b"\n\x1b[2J\xff" + b"x" * 10**7 + b"\nThe training went on after 9 s.\n"
-    )
-    names[1].symlink_to("/etc/passwd")
-    os.mkfifo(names[2])
-    out = shown(capsys, tmp_path)
-    (line,) = [line for line in out.splitlines() if "stood still" in line]
-    assert "\\x1b[2J" in line
-    assert "The training went on after 9 s." in line
-    assert len(line) < 600 + len(str(tmp_path))
-    assert "root:" not in out
-    assert not {char for char in out if not (char.isprintable() or char == "\n")}
 
 
 def test_the_spread_over_ranks_is_in_the_line_of_its_metric(tmp_path: Path, capsys: Capture) -> None:

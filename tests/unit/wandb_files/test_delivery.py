@@ -34,7 +34,11 @@ def error(message: str, **more: str) -> dict[str, str]:
     return {"time": "now", "level": "ERROR", "msg": message, **more}
 
 
-LOSSES: dict[str, tuple[list[dict[str, str]], dict[str, str]]] = {
+LOSSES: dict[str, tuple[list[dict[str, str] | str], dict[str, str]]] = {
+    "a truncated log": (
+        ['{"level":"ERROR","msg":"filestr', '["level":"ERROR"]', error("filestream: fatal error: no")],
+        {"rows and console lines": "no"},
+    ),
     "a refused upload": (
         [
             error("api: HTTP error", status="404"),
@@ -73,26 +77,18 @@ LOSSES: dict[str, tuple[list[dict[str, str]], dict[str, str]]] = {
 
 @pytest.mark.parametrize(("entries", "expected"), LOSSES.values(), ids=LOSSES.keys())
 def test_what_was_lost_is_reported_with_its_reason(
-    log: Any, entries: list[dict[str, str]], expected: dict[str, str]
+    log: Any, entries: list[dict[str, str] | str], expected: dict[str, str]
 ) -> None:
     assert untaken(log(*entries)) == expected
+    assert untaken(log().with_name("none")) == {}
 
 
-def test_a_truncated_or_missing_log_is_tolerated(log: Any, tmp_path: Path) -> None:
-    assert untaken(tmp_path / "none") == {}
-    path = log('{"level":"ERROR","msg":"filestr', '["level":"ERROR"]', error("filestream: fatal error: no"))
-    assert untaken(path) == {"rows and console lines": "no"}
-
-
-def test_rows_that_were_not_written_to_disk_are_reported(log: Any) -> None:
+def test_rows_that_were_not_written_to_disk_are_reported(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert unwritten(log(error("writer: failed to flush: write run.wandb: file too large"))) == {
         "rows": "to flush: write run.wandb: file too large"
     }
     assert unwritten(log()) == {}
-
-
-def test_a_full_disk_is_reported_although_the_log_is_on_it(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill_disk(monkeypatch, free=1000)
+    fill_disk(monkeypatch, free=1000)  # the log is on it, too
     (reason,) = unwritten(log()).values()
     assert reason.endswith("is full")
 

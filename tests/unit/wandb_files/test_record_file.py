@@ -15,23 +15,19 @@ from record_files import BLOCK, framed, varint
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import record_file
-from dist_wandb.wandb_files.record_file import copy_without, records_of
+from dist_wandb.wandb_files.record_file import copy_without, field_of, records_of
 
 HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT, ENVIRONMENT = 2, 3, 7, 13, 18, 26
 
 
-def field(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
 def record(kind: int, content: bytes, number: int = 300) -> bytes:
     """Return a protobuf message as W&B writes it: record number, contents, and then a note about the run."""
-    return varint(1 << 3) + varint(number) + field(kind, content) + field(200, b"\n\x01p")
+    return varint(1 << 3) + varint(number) + field_of(kind, content) + field_of(200, b"\n\x01p")
 
 
 def output(line: str) -> bytes:
     """Return a record of console output; its time stamp contains a byte that looks like a line break but is none."""
-    return record(OUTPUT_RAW, b"\x08\x01" + field(2, b"\x08\x0a\x10\x0a") + field(3, line.encode()))
+    return record(OUTPUT_RAW, b"\x08\x01" + field_of(2, b"\x08\x0a\x10\x0a") + field_of(3, line.encode()))
 
 
 def copied(directory: Path, content: bytes, **first: int) -> bytes:
@@ -48,7 +44,7 @@ def test_a_copy_of_all_records_equals_the_file(tmp_path_factory: pytest.TempPath
     assert copied(tmp_path_factory.mktemp("log"), content) == content
 
 
-def test_the_first_lines_of_each_stream_are_left_out(tmp_path: Path) -> None:
+def test_the_first_lines_of_each_stream_are_left_out_and_the_end_comes_last(tmp_path: Path) -> None:
     rows = [record(HISTORY, b"row %d" % number) for number in range(5)]
     samples = [record(STATS, b"sample %d" % number) for number in range(3)]
     others = [record(17, b"the run"), record(SUMMARY, b"summary"), record(EXIT, b"")]
@@ -56,12 +52,12 @@ def test_the_first_lines_of_each_stream_are_left_out(tmp_path: Path) -> None:
     mixed = [others[0], *rows[:3], samples[0], *lines[:2], others[1], *rows[3:], *samples[1:], *lines[2:], others[2]]
     left = [others[0], rows[2], others[1], *rows[3:], *samples[1:], lines[3], others[2]]
     assert copied(tmp_path, framed(mixed), history=2, events=1, console=2) == framed(left)
-
-
-def test_the_end_is_the_last_record_of_a_copy(tmp_path: Path) -> None:
-    """W&B's uploader drops what follows it; wandb writes records about the machine there if a run was short."""
-    before, end, after = record(HISTORY, b"row"), record(EXIT, b"\x08\x01"), record(ENVIRONMENT, b"machine")
-    assert copied(tmp_path, framed([before, end, after])) == framed([before, after, end])
+    hurt = record(OUTPUT_RAW, b"\x1a\x7fone\n")  # its lines are not counted
+    lines = [output("one\n"), output("two\n")]
+    assert copied(tmp_path, framed([hurt, *lines]), console=1) == framed(lines[1:])
+    # W&B's uploader drops what follows the end; wandb writes records about the machine there if a run was short.
+    machine = record(ENVIRONMENT, b"machine")
+    assert copied(tmp_path, framed([rows[0], others[2], machine])) == framed([rows[0], machine, others[2]])
 
 
 @pytest.mark.parametrize("lost", [1, 3, 6, 7, 8, 30])
@@ -82,12 +78,6 @@ def test_reading_continues_with_the_block_after_damage(tmp_path: Path) -> None:
         for first in (in_a_block - 1, in_a_block, in_a_block + 1)
         for lost in (in_a_block, in_a_block + 1, in_a_block + 2)
     )
-
-
-@pytest.mark.parametrize("content", [b"", b":W&B", b"something else"])
-def test_a_file_that_is_not_a_record_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ReadError, match=r"does not start like a \.wandb file"):
-        copied(tmp_path, content)
 
 
 # --- what no wandb writes ---------------------------------------------------------------------------------------------
@@ -114,27 +104,19 @@ def test_an_invalid_message_with_a_valid_checksum_is_left_out(tmp_path: Path, co
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (varint(25 << 3 | 3) + record(HISTORY, b"row"), r"a group \(field 25\)"),
-        (b"\x08\x01" * 1001, "more than 1000 fields"),
+        *((content, r"does not start like a \.wandb file") for content in (b"", b":W&B", b"something else")),
+        (framed([varint(25 << 3 | 3) + record(HISTORY, b"row")]), r"contains a record .*a group \(field 25\)"),
+        (framed([b"\x08\x01" * 1001]), "contains a record .*more than 1000 fields"),
+        (framed([record(HISTORY, bytes(3 * BLOCK))]), f"a record of more than {3 * BLOCK} bytes"),
     ],
+    ids=["empty", "short", "other", "a group", "fields", "too large"],
 )
-def test_a_file_with_records_that_wandb_never_writes_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    with pytest.raises(ReadError, match=rf"contains a record .*{reason}"):
-        copied(tmp_path, framed([record(HISTORY, b"row"), content]))
-
-
-def test_a_record_that_is_too_large_is_refused(tmp_path: Path, limit: Limit) -> None:
+def test_a_file_that_wandb_never_writes_is_refused(tmp_path: Path, limit: Limit, content: bytes, reason: str) -> None:
     limit(record_file, MOST_BYTES=3 * BLOCK)
+    with pytest.raises(ReadError, match=reason):
+        copied(tmp_path, content)
     whole = framed([record(HISTORY, bytes(3 * BLOCK - 20))])
     assert copied(tmp_path, whole) == whole
-    with pytest.raises(ReadError, match=f"a record of more than {3 * BLOCK} bytes"):
-        copied(tmp_path, framed([record(HISTORY, bytes(3 * BLOCK))]))
-
-
-def test_lines_are_not_counted_in_invalid_output_records(tmp_path: Path) -> None:
-    hurt = record(OUTPUT_RAW, b"\x1a\x7fone\n")
-    lines = [output("one\n"), output("two\n")]
-    assert copied(tmp_path, framed([hurt, *lines]), console=1) == framed(lines[1:])
 
 
 def test_a_record_of_many_blocks_takes_at_most_three_times_its_memory(tmp_path: Path) -> None:
@@ -152,7 +134,7 @@ def test_a_record_of_many_blocks_takes_at_most_three_times_its_memory(tmp_path: 
     assert (tmp_path / "copy").read_bytes() == content
 
 
-@pytest.mark.parametrize("part", [b"", b"\x12\x00", field(10, b"\x0a\x10" + bytes(16))])
+@pytest.mark.parametrize("part", [b"", b"\x12\x00", field_of(10, b"\x0a\x10" + bytes(16))])
 def test_a_file_of_tiny_parts_is_not_read_without_end(tmp_path: Path, limit: Limit, part: bytes) -> None:
     path = tmp_path / "run-exp.wandb"
     path.write_bytes(framed([part] * 20_000))

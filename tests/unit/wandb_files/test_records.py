@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import subprocess
@@ -24,24 +23,7 @@ from dist_wandb.wandb_files.records import PAUSE, read_records
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 READER = Path(wandb.__file__).parent / "bin" / "wandb-core"
 
-NUMBERS = [
-    *(0, -1, 7, 1.5, -0.0, 5.0, 1e3, 1e-300, 1e21, 1e20, 1e22, 2**53 + 1, 2**60 + 1, 2**63, 2**64, -(2**63), 10**30),
-    *(math.nan, math.inf, -math.inf, 0.1, 1e-7, 1795477853.6973689, 123456789012345680000),
-]
 JSON = [b"5.0", b"1E5", b"0.10", b"1e400", b"-1e400", b"-0", b"1.7954778536973689e+09", b"2e+09", b" 7 ", b"12345678.0"]
-OTHERS = [
-    "text",
-    'quoted "\n\\',
-    "µ☃",
-    "\x00\x1b[2J",
-    True,
-    False,
-    None,
-    [1, [2.5, None]],
-    {"a": {"b": "c"}},
-    "x" * 500,
-]
-NAMES = ["loss", "val/acc", "a.b", "ünïcode", "あ", "x" * 130, "_runtime", "\t", '"', "\n\x12\x01a"]
 
 
 def file_of(tmp_path: Path, records: Iterable[Record | bytes]) -> Path:
@@ -103,7 +85,7 @@ def item(name: bytes, value: bytes) -> bytes:
     return field_of(1, field_of(1, name) + field_of(16, value))
 
 
-def test_no_item_hides_another_one(tmp_path: Path) -> None:
+def test_no_item_hides_another_one_and_new_names_are_in_alphabetical_order(tmp_path: Path, limit: Limit) -> None:
     """The rest of a row looks like its step if it begins within a name, at a byte 0x12 and the number of bytes left."""
     number = item(b"n", b"1.5")
     size = len(item(b"y" * 60, b'"text"'))
@@ -111,6 +93,9 @@ def test_no_item_hides_another_one(tmp_path: Path) -> None:
     name = (b"y" * before + bytes([0x12, size - 2])).ljust(60, b"y")
     rows = [of_items(number), of_items(item(name, b'"text"'), number)]
     assert [len(row) for row in both_ways(file_of(tmp_path, rows))] == [1, 2]
+    assert list(rows_of(file_of(tmp_path, [of_items(nested(["b"], b"1"), nested(["a"], b"2"))]))[0][0]) == ["a", "b"]
+    limit(records, _MOST_NAMES=5)  # names without number take no memory
+    assert len(both_ways(file_of(tmp_path, [row(step, {f"name{step % 20}": step}) for step in range(100)]))) == 100
 
 
 def test_random_rows_equal_those_of_the_reader(tmp_path: Path) -> None:
@@ -141,11 +126,6 @@ def test_items_with_contradicting_lengths_are_not_numbers(tmp_path: Path, cut: s
     rows, problems = rows_of(file_of(tmp_path, [of_items(good), field_of(2, bad), of_items(good)]))
     assert rows == [{"a": 1.25}] * 2
     assert problems == ["1 of its records, not in W&B's format, are skipped"]
-
-
-def test_new_names_are_in_alphabetical_order(tmp_path: Path) -> None:
-    path = file_of(tmp_path, [of_items(nested(["b"], b"1"), nested(["a"], b"2"))])
-    assert list(rows_of(path)[0][0]) == ["a", "b"]
 
 
 def test_all_kinds_of_records_are_those_that_the_reader_prints(tmp_path: Path) -> None:
@@ -231,12 +211,6 @@ def test_records_that_are_too_deep_or_too_long_are_skipped_and_reported(tmp_path
         "1 of its records, of more than 100000 bytes, are skipped",
         "1 of its records, with too deeply nested values, are skipped",
     ]
-
-
-def test_names_without_number_take_no_memory(tmp_path: Path, limit: Limit) -> None:
-    limit(records, _MOST_NAMES=5)
-    rows = [row(step, {f"name{step % 20}": step}) for step in range(100)]
-    assert len(both_ways(file_of(tmp_path, rows))) == 100
 
 
 def test_a_file_is_followed_byte_by_byte(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def history(offset: int, lines: int, **more: Any) -> dict[str, Any]:
     return sending(history_offset=offset, history_lines=lines, **more)
 
 
-def retrying(status: int) -> dict[str, Any]:
+def retrying(status: object) -> dict[str, Any]:
     return {"level": "INFO", "msg": "api: retrying HTTP error", "status": status, "url": STREAM}
 
 
@@ -55,24 +57,15 @@ def read(directory: Path, *entries: dict[str, Any], cut: int = 0) -> Sent:
     return read_log(log)
 
 
-def test_confirmed_lines_add_up(tmp_path: Path) -> None:
+def test_confirmed_lines_add_up_and_a_console_line_that_is_sent_again_counts_once(tmp_path: Path) -> None:
     requests = (
         sending(events_offset=0, events_lines=2),
-        history(7, 5, console_offset=3, console_lines=4),
-        history(12, 1, events_offset=2, events_lines=1, complete=True, exit_code=0),
+        history(7, 5, console_offset=10, console_lines=3),
+        sending(console_offset=12, console_lines=1),
+        history(12, 1, events_offset=2, events_lines=1, console_offset=12, console_lines=2, complete=True, exit_code=0),
     )
     sent = read(tmp_path, *(entry for request in requests for entry in (request, CONFIRMED)), CLOSED)
     assert sent == Sent(6, 3, 4, completed=True, attempts=1, ended=True)
-
-
-def test_a_console_line_that_changed_and_is_sent_again_counts_once(tmp_path: Path) -> None:
-    requests = (
-        sending(console_offset=10, console_lines=3),
-        sending(console_offset=12, console_lines=1),
-        sending(console_offset=12, console_lines=2),
-    )
-    sent = read(tmp_path, *(entry for request in requests for entry in (request, CONFIRMED)))
-    assert (sent.history, sent.events, sent.console) == (0, 0, 4)
 
 
 def test_an_answer_that_is_retried_is_known_while_it_is_and_at_the_end(tmp_path: Path) -> None:
@@ -99,19 +92,16 @@ def test_requests_in_flight_at_the_end_of_the_log_are_uncertain(tmp_path: Path, 
     assert sent == Sent(5, unsure=3, attempts=1)
 
 
+NOT_FOUND = fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found")
 SURELY_NOT_THERE: dict[str, list[dict[str, Any]]] = {
-    "refused": [refused(404), fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found")],
+    "refused": [refused(404), NOT_FOUND],
     "rate limited too often": [retrying(429), retrying(429), fatal(f"{GIVING_UP}\nwhile retrying: HTTP 429: x")],
     "refused, while other requests broke": [
-        {"level": "INFO", "msg": "api: retrying error", "error": 'Post "http://server/graphql": EOF'},
+        retrying_after('Post "http://server/graphql": EOF'),
         refused(404),
-        fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found"),
+        NOT_FOUND,
     ],
-    "never reached": [
-        retrying_after(REFUSED_CONNECTION),
-        retrying_after(REFUSED_CONNECTION),
-        fatal(GIVING_UP + REFUSED_CONNECTION),
-    ],
+    "never reached": [*[retrying_after(REFUSED_CONNECTION)] * 2, fatal(GIVING_UP + REFUSED_CONNECTION)],
     "given up while waiting for the next try": [
         retrying_after(REFUSED_CONNECTION),
         fatal(
@@ -134,20 +124,20 @@ PERHAPS_THERE: dict[str, list[dict[str, Any]]] = {
     ],
     "killed while it was tried again": [retrying_after(REFUSED_CONNECTION)],
     "without a reason": [fatal("filestream: fatal error: something new")],
+    **{
+        f"an invalid status {status!r}": [retrying(status), fatal("filestream: fatal error: x")]
+        for status in ("teapot", math.inf, None, [404])
+    },
 }
 
 
-@pytest.mark.parametrize("entries", SURELY_NOT_THERE.values(), ids=SURELY_NOT_THERE.keys())
-def test_refused_rows_may_be_sent_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), *entries, CLOSED)
-    assert (sent.history, sent.unsure, sent.ended) == (5, 0, True)
-    assert sent.problems
-
-
-@pytest.mark.parametrize("entries", PERHAPS_THERE.values(), ids=PERHAPS_THERE.keys())
-def test_rows_that_may_have_arrived_are_reported(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("why", [*SURELY_NOT_THERE, *PERHAPS_THERE])
+def test_refused_rows_may_be_sent_again_and_those_that_may_have_arrived_are_reported(tmp_path: Path, why: str) -> None:
+    is_refused = why in SURELY_NOT_THERE
+    entries = [*SURELY_NOT_THERE[why], CLOSED] if is_refused else PERHAPS_THERE[why]
     sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), *entries)
-    assert (sent.history, sent.unsure) == (5, 3)
+    assert (sent.history, sent.unsure, sent.ended) == (5, 0 if is_refused else 3, is_refused)
+    assert sent.problems or not is_refused
 
 
 def test_errors_of_other_requests_do_not_concern_the_rows(tmp_path: Path) -> None:
@@ -156,7 +146,7 @@ def test_errors_of_other_requests_do_not_concern_the_rows(tmp_path: Path) -> Non
         history(0, 5),
         refused(404, "http://server/storage/run/config.yaml?signature=secret", "PUT"),
         refused(404, "http://server/storage/run/config.yaml?signature=secret", "PUT"),
-        {"level": "INFO", "msg": "api: retrying error", "error": 'Post "http://server/graphql": EOF'},
+        retrying_after('Post "http://server/graphql": EOF'),
         CONFIRMED,
         CLOSED,
     )
@@ -211,35 +201,19 @@ def test_values_of_other_types_are_skipped(tmp_path: Path) -> None:
     assert sent == Sent(attempts=1, problems=("HTTP without a status for a request ",))
 
 
-@pytest.mark.parametrize("value", ['"teapot"', "1e400", "null", "[404]"])
-def test_an_invalid_status_is_not_a_refusal(tmp_path: Path, value: str) -> None:
+def test_a_log_that_cannot_be_read_or_takes_too_long_is_refused(tmp_path: Path, limit: Limit) -> None:
+    with pytest.raises(ReadError, match="File name too long, so it is unknown what the server has confirmed"):
+        read_log(tmp_path / ("x" * 300))
     log = tmp_path / "debug-sync.1.log"
-    retried = f'{{"msg": "api: retrying HTTP error", "status": {value}, "url": "{STREAM}"}}'
-    entries = [json.dumps(history(0, 3)), retried, json.dumps(fatal("filestream: fatal error: x"))]
-    log.write_text("".join(f"{entry}\n" for entry in entries))
-    assert read_log(log).unsure == 3
-
-
-def test_a_log_that_is_too_long_is_refused(tmp_path: Path, limit: Limit) -> None:
-    log = tmp_path / "debug-sync.1.log"
-    with log.open("wb") as sparse:
-        sparse.truncate(2**40)
+    log.touch()
+    os.truncate(log, 2**40)
     limit(debug_log, LONGEST_LOG=2**24)
     with pytest.raises(ReadError, match=r"debug-sync.1.log: is longer than 16777216 bytes"):
         read_log(log)
-
-
-def test_a_log_that_takes_too_long_is_refused(tmp_path: Path, limit: Limit) -> None:
-    log = tmp_path / "debug-internal.log"
     log.write_text('{"msg": "x"}\n' * 10_000)
     limit(debug_log, _LONGEST_TIME=0.001)
     with pytest.raises(ReadError, match=r"takes more than 0 s of processor time, so it is not read to its end"):
         read_log(log)
-
-
-def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ReadError, match="File name too long, so it is unknown what the server has confirmed"):
-        read_log(tmp_path / ("x" * 300))
 
 
 def test_only_the_last_log_of_an_upload_is_read_and_none_among_the_copied_files(tmp_path: Path) -> None:

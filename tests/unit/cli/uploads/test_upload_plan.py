@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,9 @@ from typing import Any
 import pytest
 from upload_runs import CONFIRMED, ENDED, NO_RUN_RECORD, TRUSTING, log_of_attempt, of_rank, order, planned, rows, stored
 
-from dist_wandb.cli.uploads.execution import remember, upload
+from dist_wandb.cli.uploads.execution import remember
 from dist_wandb.cli.uploads.plan import is_uploaded, plan_uploads
-from dist_wandb.errors import UploadError
 from dist_wandb.wandb_files.reading import StoredRun
-
-# --- grouping and order -----------------------------------------------------------------------------------------------
 
 
 def test_the_primarys_files_come_last_and_the_last_one_ends_the_run(tmp_path: Path) -> None:
@@ -26,29 +22,20 @@ def test_the_primarys_files_come_last_and_the_last_one_ends_the_run(tmp_path: Pa
     assert order(run) == [f"rank-{rank}/offline-run-{session}-exp" for rank in (1, 0) for session in (1, 2)]
     assert [file.finishes for file in run.files] == [False, False, False, True]
     assert (run.refusals, run.notes) == ((), ())
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
+    assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
+    assert run.files[-1].run.name == "nm"
 
 
 def test_the_files_of_a_resumed_plain_run_are_sent_one_after_the_other(tmp_path: Path) -> None:
     starts = {"offline-run-1-exp": "2026-01-03", "offline-run-2-exp": "2026-01-01", "offline-run-3-exp": "2026-01-02"}
-    run = planned(*(stored(tmp_path, folder, started=f"{day}T00:00:00Z") for folder, day in starts.items()))
+    others = [stored(tmp_path, run_id="b"), stored(tmp_path, project="other")]  # runs of their own
+    run, *separate = plan_uploads(
+        [*(stored(tmp_path, folder, started=f"{day}T00:00:00Z") for folder, day in starts.items()), *others]
+    )
+    assert [(one.run_id, one.project) for one in separate] == [("b", "digits"), ("exp", "other")]
     assert order(run) == [f"{tmp_path.name}/offline-run-{number}-exp" for number in (2, 3, 1)]
     assert [(bool(file.earlier), file.finishes) for file in run.files] == [(False, True), (True, True), (True, True)]
-
-
-def test_runs_with_different_ids_or_projects_are_separate(tmp_path: Path) -> None:
-    given = [
-        stored(tmp_path, "offline-run-1-a", run_id="a"),
-        stored(tmp_path, "offline-run-1-b", run_id="b"),
-        stored(tmp_path, "offline-run-2-a", run_id="a", project="other"),
-    ]
-    assert [(run.run_id, run.project) for run in plan_uploads(given)] == [
-        ("a", "digits"),
-        ("b", "digits"),
-        ("a", "other"),
-    ]
-
-
-# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("age", "exit_code", "refused"), [(30, None, True), (90, None, False), (30, 1, False)])
@@ -65,8 +52,6 @@ PARTS: dict[str, tuple[Callable[[Path], list[StoredRun]], list[str]]] = {
         lambda top: [of_rank(top, 1)],
         ["The primary's file is missing", "Of its 2 ranks, rank 0 is missing"],
     ),
-    "only the primary": (lambda top: [of_rank(top, 0)], ["Of its 2 ranks, rank 1 is missing"]),
-    "all": (lambda top: [of_rank(top, 0), of_rank(top, 1)], []),
     "one of an unknown number, in worker scope": (lambda top: [of_rank(top, 0, rank_scope="worker")], []),
     "one for each node, which records its hardware": (lambda top: [of_rank(top, 0, run_mode="auto")], []),
     "two primaries": (
@@ -135,34 +120,12 @@ def test_an_online_run_is_refused_if_its_log_does_not_show_what_arrived(
     assert any("does not show which rows arrived" in reason for reason in planned(run).refusals) is refused
 
 
-def test_unequal_descriptions_are_reported(tmp_path: Path) -> None:
-    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
-    assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
-    assert run.files[-1].run.name == "nm"
-
-
-HOSTILE_LOGS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a pipe": (os.mkfifo, "debug-internal.log is a named pipe"),
-    "a device": (lambda path: path.symlink_to("/dev/zero"), "debug-internal.log is a symbolic link"),
-    "a directory": (Path.mkdir, "debug-internal.log is a directory"),
-}
-
-
-@pytest.mark.parametrize(("make", "reason"), HOSTILE_LOGS.values(), ids=HOSTILE_LOGS.keys())
-def test_an_unreadable_log_affects_only_its_own_run(tmp_path: Path, make: Callable[[Path], None], reason: str) -> None:
-    hurt, healthy = stored(tmp_path / "a", "run-1-exp", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
-    log = hurt.path.parent / "logs" / "debug-internal.log"
-    log.parent.mkdir()
-    make(log)
-    first, second = plan_uploads([hurt, healthy], TRUSTING)
-    assert not is_uploaded(hurt)
-    assert [reason in refusal for refusal in first.dangers] == [True]
-    assert (second.refusals, second.files[0].rows_left) == ((), 5)
-    with pytest.raises(UploadError, match=re.escape(reason)):
-        upload(first.files[0])
-
-
-# --- earlier uploads --------------------------------------------------------------------------------------------------
+def test_a_log_that_is_a_pipe_is_a_danger_of_its_run(tmp_path: Path) -> None:
+    run = stored(tmp_path, "run-1-exp")
+    (run.path.parent / "logs").mkdir()
+    os.mkfifo(run.path.parent / "logs" / "debug-internal.log")
+    assert not is_uploaded(run)
+    assert "debug-internal.log is a named pipe" in planned(run).dangers[0]
 
 
 STATES: dict[str, tuple[list[dict[str, Any]], bool, int]] = {

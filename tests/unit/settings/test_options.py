@@ -1,16 +1,38 @@
+"""Options: limits, reductions, and the definitions of metrics."""
+
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
+import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.settings.reduction import (
-    Definitions,
-    check_patterns,
-    check_reduce,
-    reduction_of,
-)
+from dist_wandb.settings.options import LIMIT_NAMES, Limits
+from dist_wandb.settings.reduction import Definitions, check_patterns, check_reduce, reduction_of
+
+
+@pytest.mark.parametrize("value", [2e9, float("inf")])
+def test_limits_too_large_for_clocks_are_refused(value: float) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"peer_timeout must be at most 1e+09, got {value!r}.")):
+        Limits(peer_timeout=value)
+
+
+@pytest.mark.parametrize(("given", "flush", "upload"), [(None, 60.0, 600.0), (5, 5, 5)])
+def test_finish_timeout_bounds_the_ranks_and_the_upload(given: float | None, flush: float, upload: float) -> None:
+    limits = Limits(finish_timeout=given)
+    assert (limits.flush_timeout, limits.upload_timeout) == (flush, upload)
+
+
+@pytest.mark.parametrize("name", LIMIT_NAMES)
+def test_a_separate_limit_is_refused_with_a_hint_to_limits(name: str) -> None:
+    given: dict[str, Any] = {name: 7}
+    message = (
+        f"dist_wandb.init got the argument {name!r}, which is one of the limits. Pass limits=dist_wandb.Limits({name}="
+    )
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        dist_wandb.init(**given)
 
 
 def test_patterns_work_as_in_fnmatch_but_case_sensitively() -> None:
@@ -44,14 +66,14 @@ def test_an_unknown_reduction_is_refused_and_the_nearest_suggested(reduce: objec
     ("given", "patterns"),
     [(True, ("*",)), (False, ()), ("loss", ("loss",)), (["a", "b*"], ("a", "b*")), ((), ())],
 )
-def test_arguments_that_select_names_become_patterns(given: object, patterns: tuple[str, ...]) -> None:
+def test_arguments_that_select_names_become_patterns_and_others_are_refused(
+    given: object, patterns: tuple[str, ...]
+) -> None:
     assert check_patterns("per_rank", given) == patterns
-
-
-@pytest.mark.parametrize("given", [None, 1, {"loss"}, {"loss": True}, ["loss", 7], b"loss", [True]])
-def test_other_values_are_refused_with_the_name_of_the_argument(given: object) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(f"per_rank={given!r} is neither a bool nor name patterns.")):
-        check_patterns("per_rank", given)
+    for other in (None, 1, {"loss"}, {"loss": True}, ["loss", 7], b"loss", [True]):
+        message = f"per_rank={other!r} is neither a bool nor name patterns."
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
+            check_patterns("per_rank", other)
 
 
 def test_definitions_of_metrics_are_combined_as_in_wandb() -> None:

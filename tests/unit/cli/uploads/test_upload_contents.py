@@ -1,21 +1,106 @@
-"""The files and addresses that records may make W&B's uploader use. Records of real runs pass unchanged."""
+"""What is uploaded of a run's directory: regular files, from a private copy, and records that refer to nothing else."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from offline_runs import fill_disk
 from record_files import content_of, framed, make_run, new_record, of_json, row
 
-from dist_wandb.cli.uploads.contents import Terms, copy_file, revised, violations
-from dist_wandb.errors import UploadError
+from dist_wandb.cli.uploads.contents import Terms, copy_file, copy_files, entries_below, revised, violations
+from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.wandb_files.record_file import field_of, records_of
-from dist_wandb.wandb_files.small_files import Directory
+from dist_wandb.wandb_files.small_files import KINDS, Directory
+
+LARGE = bytes(1 << 20)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    files = tmp_path / "files"
+    (files / "media" / "images").mkdir(parents=True)
+    (files / "media" / "images" / "small.png").write_bytes(b"small")
+    (files / "media" / "large.mp4").write_bytes(LARGE)
+    (files / "config.yaml").write_bytes(LARGE)
+    return files
+
+
+def copied(files: Path, *, follow: bool = False, leave_out: frozenset[str] = frozenset()) -> dict[str, Path]:
+    target = files.parent / "copy"
+    copy_files(files, target, Directory.at(files.parent), follow=follow, leave_out=leave_out)
+    return {str(path.relative_to(target)): path for path in target.rglob("*") if not path.is_dir()}
+
+
+def test_large_files_are_linked_except_those_that_w_and_b_writes_and_pipes_left_out(files: Path) -> None:
+    os.mkfifo(files / "pipe")
+    kinds = {path.name: KINDS[kind] for path, kind in entries_below(files, Directory.at(files.parent))}
+    assert kinds["pipe"] == "a named pipe"
+    found = copied(files, leave_out=frozenset({"media/images/small.png"}))
+    assert found.keys() == {"config.yaml", "media/large.mp4"}
+    assert found["media/large.mp4"].samefile(files / "media" / "large.mp4")
+    assert not found["config.yaml"].samefile(files / "config.yaml")
+    assert found["config.yaml"].read_bytes() == LARGE
+
+
+@pytest.mark.parametrize("can_link", [False, True])
+def test_the_file_that_was_checked_is_linked_or_copied_although_its_path_is_replaced(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_link: bool
+) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    large, really = files / "media" / "large.mp4", os.link
+
+    def racing(*arguments: Any, **options: Any) -> None:
+        large.rename(tmp_path / "moved")
+        large.symlink_to(tmp_path / "secret")
+        if not can_link:
+            raise OSError(18, "Invalid cross-device link")
+        really(*arguments, **options)
+
+    monkeypatch.setattr(os, "link", racing)
+    found = copied(files)["media/large.mp4"]
+    assert (found.read_bytes(), found.samefile(tmp_path / "moved")) == (LARGE, can_link)
+
+
+def test_without_disk_space_or_with_deep_folders_nothing_is_copied(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.joinpath(*["d"] * 33).mkdir(parents=True)
+    with pytest.raises(ReadError, match="more than 32 folders are nested"):
+        copied(files)
+    shutil.rmtree(files / "d")
+    shutil.rmtree(files.parent / "copy")
+    fill_disk(monkeypatch, free=1 << 20)
+    with pytest.raises(UploadError, match=r"not enough space for a copy\. Set XDG_STATE_HOME"):
+        copied(files)
+
+
+@pytest.mark.parametrize("name", ["link", "media/link"])
+def test_links_are_followed_only_on_request(files: Path, tmp_path: Path, name: str) -> None:
+    """They may also have replaced a file, or its folder, since they were listed."""
+    (tmp_path / "saved").write_bytes(b"by wandb.save")
+    (files / name).symlink_to(tmp_path / "saved")
+    with pytest.raises(UploadError, match="is a symbolic link"):
+        copied(files)
+    shutil.rmtree(tmp_path / "copy")
+    (files / "shown").symlink_to(files / "media")
+    for path in (files / "shown" / "large.mp4", files / name):
+        with pytest.raises((OSError, ReadError), match=r"shown|is a symbolic link"):
+            copy_file(path, tmp_path / "two", Directory.at(files))
+    assert not (tmp_path / "two").exists()
+    (files / "shown").unlink()
+    found = copied(files, follow=True)
+    assert (found[name].read_bytes(), found[name].is_symlink()) == (b"by wandb.save", False)
+
+
+# --- files and addresses that records may make W&B's uploader use; those of real runs pass unchanged ------------------
 
 
 @pytest.fixture
@@ -68,7 +153,7 @@ def artifact(local_path: Path | str, content: bytes = b"", **values: str) -> Any
     return record
 
 
-def files(name: str) -> Any:
+def files_record(name: str) -> Any:
     record = new_record()
     record.files.files.add().path = name
     return record
@@ -94,8 +179,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda _: of_json({"type": "tbrecord", "tbrecord": {"log_dir": "/home/user/.ssh"}}),
         "it names a directory of tensorboard,",
     ),
-    "a file of the run's, by dots": (lambda _: files("media/../../../secret"), "not below"),
-    "a file of the run's, absolute": (lambda top: files(str(top / "secret")), "not below"),
+    "a file of the run's, by dots": (lambda _: files_record("media/../../../secret"), "not below"),
+    "a file of the run's, absolute": (lambda top: files_record(str(top / "secret")), "not below"),
     "an owner": (lambda _: of("attacker"), "its owner is 'attacker', which is not known to be yours"),
     "an id that leads elsewhere": (lambda _: of("", "../../attacker/digits/x"), "the id of its run is '../../attacker"),
     "an id that cannot be printed": (lambda _: of("", "x\x1b[31m"), "the id of its run is 'x\\x1b[31m'"),
@@ -117,17 +202,36 @@ def test_records_that_refer_outside_the_run_are_refused(
     assert reason in str(refused.value)
 
 
-def test_text_that_is_not_utf_8_is_refused(run: Directory, terms: Terms) -> None:
-    path = written(run, of("").SerializeToString().replace(b"digits", b"d\xffgits"))
-    (found,) = violations(path, run, terms)
-    assert "it has text that is not UTF-8: b'd\\xffgits'" in found
+def test_records_that_are_not_in_the_format_are_refused(run: Directory, terms: Terms) -> None:
+    text = of("").SerializeToString().replace(b"digits", b"d\xffgits")
+    files_longer_than_their_list = b"\x32\x02\x0a\x7f"
+    for content, reason in {
+        text: "it has text that is not UTF-8: b'd\\xffgits'",
+        files_longer_than_their_list: "it has a record that is not in W&B's format",
+    }.items():
+        path = run.path / "run-exp.wandb"
+        path.write_bytes(framed([content]))
+        (found,) = violations(path, run, terms)
+        assert reason in found
 
 
-def test_a_record_that_is_not_in_the_format_is_refused(run: Directory, terms: Terms) -> None:
-    path = run.path / "run-exp.wandb"
-    path.write_bytes(framed([b"\x32\x02\x0a\x7f"]))  # a list of files, of which one is longer than the list
-    (found,) = violations(path, run, terms)
-    assert "it has a record that is not in W&B's format" in found
+def test_a_record_of_several_kinds_or_paths_is_checked_in_all_and_of_an_unknown_kind_refused(
+    tmp_path: Path, run: Directory, terms: Terms, staging: Path
+) -> None:
+    """W&B's reader uses the later kind, and of several paths the last; it ignores a number of the same field."""
+
+    def revise(message: bytes, *kinds: int, trust: bool = False) -> None:
+        revised(message, [(kind, 0, 0, 0) for kind in kinds], run, replace(terms, trust=trust), lambda *_: None)
+
+    both = row(0).SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
+    entry = field_of(6, str(staging / "x").encode()) + field_of(6, str(tmp_path / "secret").encode()) + b"\x30\x01"
+    for message, kinds in ((both, (2, 8)), (field_of(8, field_of(12, field_of(4, entry))), (8,))):
+        with pytest.raises(UploadError, match="secret', a file that is neither in the run's directory"):
+            revise(message, *kinds)
+    unknown = of("").SerializeToString() + field_of(99, b"\x0a\x01x")
+    with pytest.raises(UploadError, match=r"has a record of an unknown kind \("):
+        revise(unknown, 17, 99)
+    revise(unknown, 17, 99, trust=True)
 
 
 def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, run: Directory, terms: Terms) -> None:
@@ -138,36 +242,6 @@ def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, run: Directo
     assert {name for name, reasons in found.items() if reasons} == left_over
 
 
-def test_an_unknown_kind_is_refused(run: Directory, terms: Terms) -> None:
-    path = run.path / "run-exp.wandb"
-    for kind, trusted in ((99, True), (100, False)):
-        unknown = field_of(kind, b"\x0a\x01x")
-        path.write_bytes(content_of([of("")]))
-        ((message, _),) = records_of(path)
-        with pytest.raises(UploadError, match=r"has a record of an unknown kind \(" if trusted else None):
-            revised(message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], run, terms, lambda *_: None)
-        if trusted:
-            revised(
-                message + unknown, [(17, 0, 0, 0), (kind, 0, 0, 0)], run, replace(terms, trust=True), lambda *_: None
-            )
-
-
-def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, run: Directory, terms: Terms) -> None:
-    """W&B's reader uses the later kind."""
-    both = row(0).SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
-    with pytest.raises(UploadError, match="neither in the run's directory"):
-        revised(both, [(2, 0, 0, 0), (8, 0, 0, 0)], run, terms, lambda *_: None)
-
-
-def test_a_path_is_checked_although_a_number_of_the_same_field_follows(
-    tmp_path: Path, run: Directory, terms: Terms, staging: Path
-) -> None:
-    """W&B's reader ignores such a number, and of several paths it uses the last."""
-    entry = field_of(6, str(staging / "x").encode()) + field_of(6, str(tmp_path / "secret").encode()) + b"\x30\x01"
-    with pytest.raises(UploadError, match="secret', a file that is neither in the run's directory"):
-        revised(field_of(8, field_of(12, field_of(4, entry))), [(8, 0, 0, 0)], run, terms, lambda *_: None)
-
-
 def test_an_unnamed_owner_is_the_default_which_must_be_known(run: Directory, terms: Terms) -> None:
     path = written(run, of(""))
     assert list(violations(path, run, terms)) == []
@@ -176,11 +250,17 @@ def test_an_unnamed_owner_is_the_default_which_must_be_known(run: Directory, ter
     assert list(violations(path, run, replace(terms, default="me"))) == []
 
 
-def test_an_owner_named_by_the_user_replaces_all_others(run: Directory, terms: Terms) -> None:
+def test_an_owner_named_by_the_user_replaces_all_others_and_nothing_else_is_changed(
+    run: Directory, terms: Terms
+) -> None:
     path = written(run, of("team"), of(""), artifact("", entity="team"), artifact(""))
     found = as_uploaded(replace(terms, entity="me"), path)
     assert [record.run.entity for record in found[:2]] == ["me", "me"]
     assert [record.artifact.entity for record in found[2:]] == ["me", ""]
+    harmless = make_run(run.path.parent)
+    here = Directory.at(harmless.parent)
+    assert list(violations(harmless, here, terms)) == []
+    assert all(revised(*one, here, terms, lambda *_: None) == one[0] for one in records_of(harmless))
 
 
 def test_files_of_artifacts_are_uploaded_from_the_copy(run: Directory, terms: Terms, staging: Path) -> None:
@@ -206,10 +286,3 @@ def test_staged_files_of_other_artifacts_are_not_uploaded(run: Directory, terms:
         as_uploaded(terms, path)
     with pytest.raises(UploadError, match=r"which cannot be read \(.*If the run is your own"):
         as_uploaded(terms, written(run, artifact(staging / "gone")))
-
-
-def test_harmless_records_are_not_changed(tmp_path: Path) -> None:
-    path = make_run(tmp_path)
-    run, terms = Directory.at(path.parent), Terms(staging=tmp_path)
-    assert list(violations(path, run, terms)) == []
-    assert all(revised(message, parts, run, terms, lambda *_: None) == message for message, parts in records_of(path))

@@ -1,7 +1,11 @@
+"""The contents of a report, also of hostile runs: charts, ranks, config, console, tables and images."""
+
 from __future__ import annotations
 
 import base64
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,12 @@ from offline_runs import sidecar_record
 from record_files import definition, end, header, row, run, write_run
 from report_runs import history, one_run, png, printed, reduced_run, sample, shared_run, sweep, timed_run
 
-from dist_wandb.cli.report import build
+from dist_wandb.cli.report import build, media
 from dist_wandb.cli.report.page import LARGEST, Part, page_of, plotly_script
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall
+from dist_wandb.wandb_files.small_files import read_small
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 ESCAPES = "\x1b[31m<img src=x onerror=alert(1)>\x07"
@@ -26,9 +31,11 @@ def charts(found: Part) -> dict[str, Part]:
 
 
 def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
-    reduced_run(tmp_path, ranks=4, slow=2, steps=60)
+    reduced_run(tmp_path, ranks=4, slow=2, steps=140)
     found = one_run(tmp_path)
-    assert (found["state"], found["rows"], found["world"], found["mode"]) == ("finished", 61, 4, "auto/global")
+    assert (found["state"], found["rows"], found["world"], found["mode"]) == ("finished", 141, 4, "auto/global")
+    degraded = found["degraded"]
+    assert (degraded["rows"], degraded["most"], degraded["spans"]) == (12, 1, [(120, 131)])
     assert not any(writer["uploaded"] for writer in found["writers"])
     loss = charts(found)["train/loss"]
     for x, low, middle, high in zip(
@@ -44,7 +51,7 @@ def test_a_reduced_run_has_all_contents(tmp_path: Path) -> None:
     ]
     for pattern in ("*", "time/busy", "train/*"):  # as `show`, whatever is drawn
         (said,) = build([tmp_path], [pattern])["runs"][0]["findings"]
-        assert said.startswith("rank 2 held the others up in 60 of 60 rows (time/straggler_rank), busy 0.0")
+        assert said.startswith("rank 2 held the others up in 140 of 140 rows (time/straggler_rank), busy 0.0")
     assert found["heat"][0]["name"] == "time/straggler_rank"
     assert [chart["name"] for chart in found["system"]] == ["cpu", "gpu.gpu", "memory_percent"]
     assert set(found["system"][1]["ranks"]) == {f"rank 0 · gpu {number}" for number in range(4)}
@@ -81,12 +88,6 @@ def test_stalls_of_all_writers_are_in_the_run_without_escape_sequences(tmp_path:
     assert ["Rank 0 sleeps." in one for one in found] == [True, False]
     assert all(one.startswith("stood still 20") and "went on after 4 s. " in one for one in found)
     assert not any("\x1b" in one or "all stacks" in one for one in found)
-
-
-def test_degraded_rows_are_flagged(tmp_path: Path) -> None:
-    reduced_run(tmp_path, steps=140)
-    degraded = one_run(tmp_path)["degraded"]
-    assert (degraded["rows"], degraded["most"], degraded["spans"]) == (12, 1, [(120, 131)])
 
 
 def test_files_of_a_shared_run_are_one_with_a_line_for_each_rank(tmp_path: Path) -> None:
@@ -137,11 +138,16 @@ def test_the_axis_of_an_exact_name_precedes_that_of_the_longest_pattern_and_a_mi
     assert (line["x"], line["y"]) == ([3, 4], [0, 1])
 
 
-def test_a_corrected_row_replaces_the_earlier_one(tmp_path: Path) -> None:
-    rows = [history({"loss": loss, "global_step": step}) for step, loss in ((0, 1.0), (1, 2.0), (2, 3.0), (1, 2.5))]
+def test_a_corrected_row_replaces_the_earlier_one_and_ranks_in_names_are_lines_of_ranks(tmp_path: Path) -> None:
+    rows = [
+        history({"loss": loss, "rank-0/acc": 1.0, "rank-1/acc": 3.0, "global_step": step})
+        for step, loss in ((0, 1.0), (1, 2.0), (2, 3.0), (1, 2.5))
+    ]
     write_run(tmp_path, records=[header(), run(), definition(), *rows, end()])
-    line = charts(one_run(tmp_path))["loss"]["line"]
-    assert (line["x"], line["y"]) == ([0, 1, 2], [1, 2.5, 3])
+    found = charts(one_run(tmp_path))
+    assert (found["loss"]["line"]["x"], found["loss"]["line"]["y"]) == ([0, 1, 2], [1, 2.5, 3])
+    assert set(found["acc"]["ranks"]) == {"rank 0", "rank 1"}
+    assert (found["acc"]["line"]["x"], found["acc"]["line"]["y"]) == ([0, 1, 2], [2, 2, 2])
 
 
 @pytest.mark.parametrize("pattern", ["*", "*_rank", "io/*"])
@@ -185,14 +191,6 @@ def test_a_file_with_too_many_values_is_not_read(tmp_path: Path, limit: Limit) -
     with pytest.raises(ReadError, match=r"more than 20 values. Request fewer names"):
         build([tmp_path])
     assert list(charts(build([tmp_path], ["loss"])["runs"][0])) == ["loss"]
-
-
-def test_ranks_in_names_are_lines_of_ranks(tmp_path: Path) -> None:
-    items = [history({"rank-0/loss": 1.0, "rank-1/loss": 3.0, "global_step": step}) for step in range(4)]
-    write_run(tmp_path, records=[header(), run(), definition(), *items, end()])
-    loss = charts(one_run(tmp_path))["loss"]
-    assert set(loss["ranks"]) == {"rank 0", "rank 1"}
-    assert (loss["line"]["x"], loss["line"]["y"]) == ([0, 1, 2, 3], [2, 2, 2, 2])
 
 
 def test_a_label_that_only_begins_like_the_name_of_a_rank_is_a_line_and_no_rank(tmp_path: Path) -> None:
@@ -243,18 +241,9 @@ def test_hostile_texts_become_plain_text(tmp_path: Path) -> None:
     assert found["notes"] == ["at least 1 metrics beyond the first 2000, or with long names (--metric GLOB picks)"]
 
 
-def test_secrets_of_the_config_are_in_the_page_only_if_requested(tmp_path: Path) -> None:
-    given = {"hf_token": "s3cret", "db": {"password": "s3cret", "port": 1}, "list": [{"api_key": "s3cret"}], "lr": 0.1}
-    write_run(tmp_path, records=[header(), run(config=given), row(0, {"loss": 1.0}), end()])
-    hidden = {"hf_token": "…", "db.password": "…", "db.port": "1", "list": '[{"api_key": "…"}]', "lr": "0.1"}
-    assert one_run(tmp_path)["config"] == hidden
-    (shown,) = build([tmp_path], secrets=True)["runs"]
-    assert {shown["config"][name] for name in ("hf_token", "db.password")} == {"s3cret"}
-
-
-def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_path: Path) -> None:
-    sweep(tmp_path, runs=1, steps=20)
-    found = one_run(tmp_path)
+def test_facts_axes_and_config_of_a_run_are_known_but_its_secrets_only_if_requested(tmp_path: Path) -> None:
+    sweep(tmp_path / "sweep", runs=1, steps=20)
+    found = one_run(tmp_path / "sweep")
     assert found["facts"]["command"] == "train.py '--api_key=…' --max-tokens 9 --token '…' --lr=0.1"
     assert {name: found["facts"][name] for name in ("host", "GPUs", "notes")} == {
         "host": "node-0",
@@ -266,8 +255,14 @@ def test_facts_and_axes_of_a_run_are_known_and_its_command_has_no_secret(tmp_pat
         "epoch": [0, 0],
         "_timestamp": [0, 0.05],
     }
-    (shown,) = build([tmp_path], secrets=True)["runs"]
+    (shown,) = build([tmp_path / "sweep"], secrets=True)["runs"]
     assert "--api_key=hidden-key --max-tokens 9 --token hidden-token" in shown["facts"]["command"]
+    given = {"hf_token": "s3cret", "db": {"password": "s3cret", "port": 1}, "list": [{"api_key": "s3cret"}], "lr": 0.1}
+    write_run(tmp_path / "config", records=[header(), run(config=given), row(0, {"loss": 1.0}), end()])
+    hidden = {"hf_token": "…", "db.password": "…", "db.port": "1", "list": '[{"api_key": "…"}]', "lr": "0.1"}
+    assert one_run(tmp_path / "config")["config"] == hidden
+    (shown,) = build([tmp_path / "config"], secrets=True)["runs"]
+    assert {shown["config"][name] for name in ("hf_token", "db.password")} == {"s3cret"}
 
 
 def test_console_output_is_shown_as_by_a_terminal_without_colors(tmp_path: Path) -> None:
@@ -305,3 +300,99 @@ def test_the_consoles_of_many_runs_fit_into_the_page(tmp_path: Path) -> None:
     assert len(page_of(report, plotly_script())) < LARGEST
     assert {len(one["console"][0]["lines"]) for one in report["runs"]} == {400}
     assert {one["console"][0]["lines"][-1].split()[3] for one in report["runs"]} == {"999"}
+
+
+# --- tables and images of a directory in which others may write -------------------------------------------------------
+
+HEAD = b"\x89PNG\r\n\x1a\n"
+VALUE = {"_type": "table-file", "path": "media/table/one.table.json"}
+
+
+def write_table(directory: Path, text: str) -> Path:
+    table = directory / "files" / "media" / "table" / "one.table.json"
+    table.parent.mkdir(parents=True)
+    table.write_text(json.dumps({"columns": ["text"], "data": [[text]]}))
+    return table
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_folder_that_becomes_a_link_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int
+) -> None:
+    """It is replaced just before the file is opened: after all checks of its path."""
+    directory = write_run(tmp_path / "runs", records=[header(), run(), history({"shown": VALUE}), end()])
+    private, table = write_table(tmp_path / "private", "secret"), write_table(directory, "public")
+
+    def racing(path: Path, **options: Any) -> bytes:
+        folder = table.parents[level - 1]
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(private.parents[level - 1])
+        return read_small(path, **options)
+
+    (before,) = build([tmp_path / "runs"])["runs"]
+    assert before["tables"][0]["rows"] == [["public"]]
+    monkeypatch.setattr(media, "read_small", racing)
+    (after,) = build([tmp_path / "runs"])["runs"]
+    assert (after["images"], after["tables"]) == ([], [])
+    assert after["notes"] == ["1 media files that are links, too large, or cannot be read"]
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def small_png(width: int, height: int) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return HEAD + chunk(b"IHDR", header) + chunk(b"IDAT", b"x") + chunk(b"IEND", b"")
+
+
+def media_run(top: Path, path: str) -> Path:
+    value = {"_type": "image-file", "path": path}
+    return write_run(top, records=[header(), run(), history({"img": value, "_step": 0}), end()])
+
+
+@pytest.mark.parametrize("path", ["../../../../secret.png", "link/secret.png", "media/link.png", "/etc/passwd", "a\0b"])
+def test_no_image_outside_the_run_directory_is_shown(tmp_path: Path, path: str) -> None:
+    (tmp_path / "secret.png").write_bytes(png())
+    directory = media_run(tmp_path / "runs", path)
+    (directory / "files" / "link").symlink_to(tmp_path)
+    (directory / "files" / "media").mkdir()
+    (directory / "files" / "media" / "link.png").symlink_to(tmp_path / "secret.png")
+    found = one_run(tmp_path / "runs")
+    assert found["images"] == []
+    assert len(found["notes"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        (None, "missing"),
+        (b"\x89PNG" + bytes(2**20), "too large"),
+        (b"", "not valid PNG"),
+        (HEAD, "not valid PNG"),
+        (b"GIF89a" + bytes(100), "not valid PNG"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>", "not valid PNG"),
+        (HEAD + chunk(b"IDAT", b"x") + chunk(b"IEND", b""), "not valid PNG"),
+        (HEAD + b"\xff\xff\xff\xffIHDR" + bytes(20), "not valid PNG"),
+        (small_png(0, 1), "not valid PNG"),
+        (small_png(16_385, 1), "not valid PNG"),
+        (small_png(16_000, 16_000), "not valid PNG"),
+        (b"\xff\xd8\xff\xd9", "not valid PNG"),
+        (b"\xff\xd8" + b"\xff\xe0\x00\x00" * 1000 + b"\xff\xd9", "not valid PNG"),
+    ],
+)
+def test_an_invalid_image_is_reported(tmp_path: Path, content: bytes | None, note: str) -> None:
+    directory = media_run(tmp_path, "a.png")
+    if content is not None:
+        (directory / "files" / "a.png").write_bytes(content)
+    found = one_run(tmp_path)
+    assert found["images"] == []
+    assert note in found["notes"][0]
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"columns": 1, "data": []}', "[" * 100_000, "\x80"])
+def test_an_invalid_table_is_reported(tmp_path: Path, content: str) -> None:
+    value = {"_type": "table-file", "path": "t.json"}
+    directory = write_run(tmp_path, records=[header(), run(), history({"t": value, "_step": 0}), end()])
+    (directory / "files" / "t.json").write_bytes(content.encode("latin-1"))
+    assert one_run(tmp_path)["notes"] == ["1 tables that are not in W&B's format"]
