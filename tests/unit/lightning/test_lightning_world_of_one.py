@@ -34,9 +34,6 @@ from dist_wandb.settings.reduction import DEGRADED
 
 Drive = Callable[[WandbLogger], object]
 
-ALL_MODES = [
-    {"run_mode": mode, "rank_scope": scope} for mode in ("auto", "shared", "new") for scope in ("global", "worker")
-]
 MODEL = nn.Linear(2, 1)
 ALONE = {"limits": Limits(join_timeout=0.1, finish_timeout=1.0)}  # limits for jobs whose other ranks never join
 
@@ -186,11 +183,6 @@ def test_calls_names_and_attributes_are_those_of_the_stock_logger(constructor: s
     assert {name: attributes[DistWandbLogger].get(name) for name in known} == known
 
 
-@pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))
-def test_every_run_mode_makes_one_ordinary_run(options: dict[str, str], tmp_path: Path) -> None:
-    check_like_stock({"name": "base", "id": "exp"}, use_everything, tmp_path, **options)
-
-
 FIRST_CALLS: dict[str, Drive] = {
     "log_metrics": lambda logger: logger.log_metrics({"loss": 0.5}, step=1),
     "log_hyperparams": lambda logger: logger.log_hyperparams({"lr": 0.1}),
@@ -243,11 +235,6 @@ def test_an_argument_that_an_old_lightning_does_not_have_is_refused_with_the_ver
         DistWandbLogger(add_file_policy="immutable")
 
 
-def test_the_logger_is_an_instance_of_the_stock_logger() -> None:
-    assert isinstance(DistWandbLogger(), WandbLogger)
-    assert repr(DistWandbLogger()) == "<dist_wandb.DistWandbLogger without an open session>"
-
-
 def in_trainer(loggers: Any) -> None:
     Trainer(logger=loggers, accelerator="cpu", max_steps=1).fit(BoringModel())
 
@@ -271,7 +258,6 @@ def test_a_class_in_place_of_a_logger_is_refused_with_the_line_to_write(use: Cal
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"run_mode": "share"}, "run_mode='share' is unknown. Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'"),
         (
             {"tag": ["a"]},
             "DistWandbLogger got the argument 'tag', which wandb.init does not know. Did you mean 'tags'?",
