@@ -220,14 +220,6 @@ def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(codes: Codes
     assert kill.seen == [[(143, True)]]
 
 
-def test_sigterm_does_not_interrupt_finishing_a_run(codes: Codes) -> None:
-    kill, end = Kill(codes), catching_sigterm(codes.note)
-    with instead_of_a_kill(kill), end.finishing():
-        signal.raise_signal(signal.SIGTERM)
-        codes.note(0, failed=False)  # uploaded
-    assert kill.seen == [[(0, False)]]
-
-
 @pytest.mark.usefixtures("codes")  # else SIGTERM is due at the end of this process
 def test_sigterm_while_a_session_is_closed_waits_for_the_end_of_its_run(fake_wandb: FakeWandb) -> None:
     killed: list[list[int | None]] = []
