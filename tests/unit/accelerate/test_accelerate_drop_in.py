@@ -15,14 +15,13 @@ import pytest
 from accelerate import PartialState
 from accelerate import accelerator as accelerators
 from accelerate.tracking import GeneralTracker, WandBTracker
-from accelerate.utils import DistributedType, LoggerType
+from accelerate.utils import LoggerType
 from accelerate_state import Recorder, accelerator_with, look_like, quick, reset
 from fakes import FakeWandb
 
 import dist_wandb
 from dist_wandb import DistWandbTracker, UsageError
 from dist_wandb.accelerate import wrapping
-from dist_wandb.accelerate.start import current_topology
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session
@@ -339,16 +338,3 @@ def test_a_rank_goes_on_with_the_session_of_an_earlier_tracker(
     second.log({"loss": 0.5})
     found = second.get_tracker("dist_wandb").session
     assert (found is session, found.id) == ((False, "id-2") if ends else (True, "id-1"))
-
-
-# --- the main process -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", list(DistributedType))
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_coordinator_is_accelerates_main_process(
-    monkeypatch: pytest.MonkeyPatch, kind: DistributedType, rank: int
-) -> None:
-    look_like(monkeypatch, rank, kind)
-    topology = current_topology()
-    assert (topology.coordinator == topology.global_rank) is PartialState().is_main_process
