@@ -100,15 +100,6 @@ def log_mean(**arguments: Any) -> LogCall:
 # --- rows and weights -------------------------------------------------------------------------------------------------
 
 
-def test_this_version_of_lightning_still_exposes_the_weights() -> None:
-    rows = fit(Module(log_mean(on_epoch=True, on_step=False)), THREE_AND_TWO).rows
-    assert rows[-1][1], (
-        f"Lightning {lightning.__version__} no longer exposes the batch sizes behind its epoch means where "
-        "lightning/trainers.py expects them: Trainer._results, Trainer._logger_connector._first_loop_iter, "
-        "_ResultMetric.cumulated_batch_size. Until it is adapted, epoch means of uneven ranks are means of means."
-    )
-
-
 def test_steps_have_no_weight_and_counts_restart_each_epoch() -> None:
     logger = fit(Module(log_mean(on_epoch=True, on_step=True)), THREE_AND_TWO, max_epochs=2)
     assert [weights for _, weights in logger.with_name("loss_step")] == [{}] * 4
@@ -160,7 +151,11 @@ def test_means_of_an_epoch_have_the_number_of_samples_as_their_weight(
     log_call: LogCall, at_epoch_end: Callable[[Module], None], expected: dict[str, float]
 ) -> None:
     rows = fit(Module(log_call, at_epoch_end), THREE_AND_TWO).rows
-    assert [weights for _, weights in rows] == [*({} for _ in rows[1:]), expected]
+    assert [weights for _, weights in rows] == [*({} for _ in rows[1:]), expected], (
+        f"If Lightning {lightning.__version__} no longer exposes the batch sizes behind its epoch means where "
+        "lightning/trainers.py expects them (Trainer._results, Trainer._logger_connector._first_loop_iter, "
+        "_ResultMetric.cumulated_batch_size), epoch means of uneven ranks are means of means until it is adapted."
+    )
 
 
 @pytest.fixture
@@ -335,44 +330,28 @@ def test_advice_is_given_for_values_monitored_by_a_scheduler() -> None:
 STEP = ["data", "forward", "backward", None, "optimizer"]
 
 
-class Model(LightningModule):
-    def __init__(self, *, fails: bool = False, is_manual: bool = False) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-        self.automatic_optimization = not is_manual
-        self.fails = fails
+class Manual(Module):
+    def __init__(self) -> None:
+        super().__init__(lambda *_: None)
+        self.automatic_optimization = False
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor | None:
-        loss: Tensor = self.layer(batch).mean()
-        if self.fails and batch_idx == 1:
-            raise ArithmeticError
-        self.log("loss", loss)
-        if self.automatic_optimization:
-            return loss
+    def training_step(self, batch: Tensor) -> None:  # type: ignore[override]
         optimizer: Any = self.optimizers()
         for _ in range(2):
-            self.manual_backward(self.layer(batch).mean())
+            self.manual_backward(super().training_step(batch))
             optimizer.step()
-        return None
-
-    def validation_step(self, batch: Tensor) -> None:
-        self.log("validated", self.layer(batch).mean())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters())
 
 
-def fit_timed(model: Model, out: Path, *, timings: bool = True, **arguments: Any) -> Trainer:
-    data: Any = DataLoader(torch.ones(2, 2))  # type: ignore[arg-type]  # it accepts objects with a length and items
+def fit_timed(out: Path, module: Module | None = None, *, timings: bool = True, **arguments: Any) -> Trainer:
     trainer = quiet_trainer(DistWandbLogger(save_dir=out, timings=timings), **{"limit_val_batches": 0, **arguments})
-    trainer.fit(model, data, data)
+    trainer.fit(module or Module(log_mean()), loader(THREE_AND_TWO), loader(THREE_AND_TWO))
     return trainer
 
 
 def test_rows_have_the_parts_of_the_preceding_steps(
     parts: list[str | None], fake_wandb: FakeWandb, tmp_path: Path
 ) -> None:
-    trainer = fit_timed(Model(), tmp_path)
+    trainer = fit_timed(tmp_path)
     assert parts == [*STEP, *STEP, "data", None, None]  # the loader has no third batch; the epoch ends; the training
     assert trainer.callbacks == []  # type: ignore[attr-defined]  # public, but set elsewhere
     first, second = (row for row in fake_wandb.runs[0].rows if "loss" in row)
@@ -383,41 +362,49 @@ def test_rows_have_the_parts_of_the_preceding_steps(
 
 
 def test_without_timings_nothing_is_measured(parts: list[str | None], tmp_path: Path) -> None:
-    fit_timed(Model(), tmp_path, timings=False)
+    fit_timed(tmp_path, timings=False)
     assert parts == []
     with pytest.raises(ConfigurationError, match="timings='data' is neither True nor False"):
         DistWandbLogger(save_dir=tmp_path, timings="data")  # type: ignore[arg-type]
 
 
-def test_validation_between_batches_is_not_measured(parts: list[str | None], tmp_path: Path) -> None:
-    fit_timed(Model(), tmp_path, limit_val_batches=1, val_check_interval=1)
-    validated = [*STEP, "data", None]  # loading continues after it
-    assert parts == [None, *validated, *validated, "data", None, None]  # the first is the sanity check
-
-
-def test_accumulating_batches_have_no_optimizer_part(parts: list[str | None], tmp_path: Path) -> None:
-    fit_timed(Model(), tmp_path, accumulate_grad_batches=2)
-    assert parts == [*STEP[:-1], *STEP, "data", None, None]
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # The first is the sanity check; loading continues after a validation.
+        ({"limit_val_batches": 1, "val_check_interval": 1}, [None, *[*STEP, "data", None] * 2, "data", None, None]),
+        ({"accumulate_grad_batches": 2}, [*STEP[:-1], *STEP, "data", None, None]),
+    ],
+    ids=["validation between batches", "accumulated batches"],
+)
+def test_validation_is_not_measured_and_accumulating_batches_have_no_optimizer_part(
+    parts: list[str | None], tmp_path: Path, arguments: dict[str, Any], expected: list[str | None]
+) -> None:
+    fit_timed(tmp_path, **arguments)
+    assert parts == expected
 
 
 def test_manual_optimization_measures_several_passes_in_a_step(parts: list[str | None], tmp_path: Path) -> None:
-    fit_timed(Model(is_manual=True), tmp_path, limit_train_batches=1)
+    fit_timed(tmp_path, Manual(), limit_train_batches=1)
     again = ["backward", "forward", "optimizer"]
     assert parts == ["data", "forward", *again, *again, "data", None, None]
 
 
 def test_an_exception_ends_the_measurement(parts: list[str | None], tmp_path: Path) -> None:
-    with pytest.raises(ArithmeticError):
-        fit_timed(Model(fails=True), tmp_path)
+    def fail(module: Module, _: Tensor) -> None:
+        assert not module.global_step
+
+    with pytest.raises(AssertionError):
+        fit_timed(tmp_path, Module(fail))
     assert parts == [*STEP, "data", "forward", None]
 
 
 def test_with_ddp_the_forward_pass_starts_after_the_copies_of_buffers(parts: list[str | None], tmp_path: Path) -> None:
-    model = Model()
+    module = Module(log_mean())
     with mock.patch.dict(os.environ):  # Lightning changes it
         try:
-            fit_timed(model, tmp_path, strategy="ddp", devices=1, limit_train_batches=1)
+            fit_timed(tmp_path, module, strategy="ddp", devices=1, limit_train_batches=1)
         finally:
             dist.destroy_process_group()
     assert parts == ["data", None, *STEP[1:], "data", None, None]
-    assert not model._forward_pre_hooks
+    assert not module._forward_pre_hooks
