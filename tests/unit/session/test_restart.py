@@ -118,19 +118,30 @@ def test_a_torchrun_restart_continues_through_the_agents_store(
     assert given(fake_wandb, "resume", last=writers) == ["allow"] * writers
 
 
-@pytest.mark.parametrize(("port", "is_continued"), [("2", True), ("1", False)])
-def test_a_restart_because_of_another_node_is_known_by_its_address(start: Start, port: str, is_continued: bool) -> None:
-    """The node's agent does not count it. At the same address, a worker of torchrun has started the script twice."""
-    first = kill(start(environ={**attempt(0), "MASTER_PORT": "1"}))
-    second = start(environ={**attempt(0), "MASTER_PORT": port})
-    assert (ids(second) == ids(first)) == is_continued
+def requeue(number: int, **other: str) -> dict[str, str]:
+    return {**SLURM, "SLURM_RESTART_COUNT": str(number), **other}
 
 
-@pytest.mark.parametrize("environ", [attempt(1, "/agent/none_z"), {"TORCHELASTIC_RESTART_COUNT": "1"}])
-def test_another_torchrun_start_is_not_a_restart(start: Start, environ: dict[str, str]) -> None:
-    """Its first attempt may have died before it wrote its own record."""
-    first = kill(start(environ=attempt(0)))
-    assert ids(start(environ=environ)) != ids(first)
+BY_TORCHRUN = {**attempt(0), "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_continued"),
+    [
+        (BY_TORCHRUN, {**attempt(0), "MASTER_PORT": "2"}, True),  # because of another node: its agent does not count it
+        (BY_TORCHRUN, BY_TORCHRUN, False),  # at the same address, a worker of torchrun has started the script twice
+        (BY_TORCHRUN, attempt(1, "/agent/none_z"), False),  # its first attempt may have died before it wrote its own
+        (BY_TORCHRUN, {"TORCHELASTIC_RESTART_COUNT": "1"}, False),
+        (SLURM, requeue(1), True),
+        (SLURM, requeue(1, SLURM_JOB_ID="8"), False),
+        (SLURM, requeue(1, SLURM_STEP_ID="1"), False),
+        (SLURM, SLURM, False),
+    ],
+)
+def test_a_restart_is_one_of_the_same_job(
+    start: Start, first: dict[str, str], second: dict[str, str], is_continued: bool
+) -> None:
+    assert (ids(kill(start(environ=first))) == ids(start(environ=second))) == is_continued
 
 
 @pytest.mark.parametrize(("by_store", "arguments"), [(True, {}), (False, {}), (False, {"resume": "auto"})])
@@ -140,15 +151,9 @@ def test_a_finished_run_is_not_continued(start: Start, by_store: bool, arguments
     for session in first:
         session.finish()
     assert not RECORDS.exists()
-    assert ids(start(agent=agent, environ=attempt(1), **arguments)) != ids(first)
-
-
-def test_a_finished_job_does_not_continue_runs_of_another(start: Start) -> None:
-    agent = dist.HashStore()
-    for session in start(agent=agent):
-        session.finish()
-    other = kill(start())
-    assert not set(ids(start(agent=agent, environ=attempt(1), resume="auto"))) & set(ids(other))
+    other = kill(start()) if by_store else first
+    again = start(agent=agent, environ=attempt(1), **{**arguments, **({"resume": "auto"} if by_store else {})})
+    assert not set(ids(again)) & {*ids(first), *ids(other)}
 
 
 def test_a_failed_run_is_continued_even_if_nobody_reads_about_it(start: Start) -> None:
@@ -233,22 +238,16 @@ def test_an_unreachable_agent_does_not_prevent_a_start(fake_wandb: FakeWandb, mo
     assert fake_wandb.arguments == [{}]
 
 
-def requeue(number: int, **other: str) -> dict[str, str]:
-    return {**SLURM, "SLURM_RESTART_COUNT": str(number), **other}
-
-
-def test_a_requeued_job_continues_from_its_own_record(
+def test_a_requeued_job_continues_by_its_own_command_and_with_a_store(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not from that of another job, step or command."""
     first = kill(start(environ=SLURM))
-    for other in ({"SLURM_JOB_ID": "8"}, {"SLURM_STEP_ID": "1"}):
-        assert ids(start(environ=requeue(1, **other))) != ids(first)
     with monkeypatch.context() as of_another_command:
         of_another_command.setattr(sys, "argv", ["other.py"])
         assert ids(start(environ=requeue(1))) != ids(first)
     assert ids(start(environ=requeue(1))) == ids(first)
     assert given(fake_wandb, "resume") == ["allow", "allow"]
+    assert ids(start(store=False, environ=requeue(2))) != ids(first)
 
 
 def test_repeating_a_command_in_a_job_is_not_a_restart(start: Start) -> None:
@@ -286,12 +285,6 @@ def test_the_job_name_gives_the_same_id_at_every_start_without_a_store(
     assert not set(ids(start(store=False, environ=requeue(2), options=options, resume="never"))) & set(
         filter(None, ids(first))
     )
-
-
-def test_records_are_not_used_without_a_store(start: Start) -> None:
-    kill(start(environ=SLURM))
-    second = start(store=False, environ=requeue(1))
-    assert [str(name).partition("-")[0] for name in ids(second)] == [second[0].plan.base_id] * 2
 
 
 def test_what_does_not_identify_a_start_or_a_step_is_left_out() -> None:
@@ -462,9 +455,12 @@ def test_only_rank_0_writes_a_record(start: Start, monkeypatch: pytest.MonkeyPat
     assert left == [first[0].plan.base_id]
 
 
-def test_a_disabled_run_writes_no_record(start: Start) -> None:
+def test_runs_that_are_disabled_or_adopted_have_no_record(start: Start, fake_wandb: FakeWandb) -> None:
     start(mode="disabled")
     assert not Path("wandb").exists()
+    theirs: Any = fake_wandb.init(id="theirs")
+    open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
+    assert record_files() == []
 
 
 @pytest.mark.parametrize("obstacle", ["wandb", str(RECORDS)])
@@ -494,12 +490,6 @@ def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb, monkeypatc
     assert dist_wandb.init("digits", resume="auto").id == first.id
     assert given(fake_wandb, "resume", last=1) == ["allow"]  # W&B would follow its own record, whoever owns it
     assert given(fake_wandb, "id", last=1) == [first.id]
-
-
-def test_an_adopted_run_has_no_record(fake_wandb: FakeWandb) -> None:
-    theirs: Any = fake_wandb.init(id="theirs")
-    open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
-    assert record_files() == []
 
 
 # --- the row at which a resumed run continues -------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import copy
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import nn
 
 from dist_wandb import ConfigurationError
 from dist_wandb.session import sections as module
-from dist_wandb.session.sections import ForwardHook, Section, Sections, StepTimings
+from dist_wandb.session.sections import ForwardHook, Sections, StepTimings
 from dist_wandb.session.session import Session
 
 MS = 1_000_000  # nanoseconds
@@ -29,16 +30,12 @@ class Clock:
     now: int = 0
     passed: float = 0.0  # milliseconds of the device's time that have passed
     device: float | None = None  # device time of the next event; `None` for no device
-    events: list[Event] = field(default_factory=list)
 
     def __call__(self) -> int:
         return self.now
 
     def event(self) -> Event | None:
-        if self.device is None:
-            return None
-        self.events.append(Event(self, self.device))
-        return self.events[-1]
+        return None if self.device is None else Event(self, self.device)
 
     def pass_(self, milliseconds: float) -> None:
         self.now += int(milliseconds * MS)
@@ -215,27 +212,18 @@ def test_pending_device_times_are_bounded_without_loss(sections: Sections, clock
     assert sections.due_timings(["loss"], 2)["time/forward"] == 0.03, "that of the host is longer"
 
 
-class Measured:
-    """A stand-in for a session whose steps are measured."""
-
-    def __init__(self, sections: Sections, clock: Clock) -> None:
-        self.sections, self.clock = sections, clock
-
-    def timed(self, name: str, *, waits: bool) -> Section:
-        return self.sections.timed(name, 0, waits=waits)
-
-    def steps(self, timings: StepTimings, *parts: tuple[Any, int]) -> dict[str, float]:
-        """Spend seconds in parts; return the timings of the row."""
-        for part, seconds in parts:
-            timings.enter(part)
-            self.clock.pass_(1000 * seconds)
-        timings.enter(None)
-        return self.sections.due_timings({"loss"}, None)
-
-
 @pytest.fixture
 def measured(sections: Sections, clock: Clock) -> Any:
-    return Measured(sections, clock)
+    """A stand-in for a session whose steps are measured: `steps` spends seconds in parts, and returns the timings."""
+
+    def steps(timings: StepTimings, *parts: tuple[Any, int]) -> dict[str, float]:
+        for part, seconds in parts:
+            timings.enter(part)
+            clock.pass_(1000 * seconds)
+        timings.enter(None)
+        return sections.due_timings({"loss"}, None)
+
+    return SimpleNamespace(timed=lambda name, waits: sections.timed(name, 0, waits=waits), steps=steps)
 
 
 @pytest.mark.parametrize(("is_sharded", "busy"), [(False, 0.4), (True, 0.25)])
@@ -295,17 +283,17 @@ FOUR = ranks(4)
 STEP = 200  # milliseconds that all ranks take for a step, because they wait for each other
 
 
-class RankClock:
+class RankClock(Clock):
     """One rank's clock."""
 
     def __init__(self, session: Session) -> None:
-        self.now = 0
+        super().__init__()
         self.session = session
-        session._intake.sections = Sections(lambda: self.now, lambda: None)
+        session._intake.sections = Sections(self, self.event)
 
     def spend(self, name: str, milliseconds: int, *, waits: bool = False) -> None:
         with self.session.timed(name, waits=waits):
-            self.now += milliseconds * MS
+            self.pass_(milliseconds)
 
     def step(self, number: int, forward: int, **log: Any) -> None:
         """Load data, compute, wait for the others, log."""

@@ -143,14 +143,16 @@ def test_text_that_the_primary_never_logs_is_named(job: Job, caplog: pytest.LogC
     assert "rank 1 logged values of 'nested.list' (and 1 more) that are not reduced, and rank 0 did not" in message
 
 
-@pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7), True], ids=["numpy", "torch", "bool"])
-def test_a_step_may_be_any_integer(job: Job, fake_wandb: FakeWandb, step: Any) -> None:
+@pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7), True, 2**31 - 1, 2**31, 2**40, 2**53], ids=repr)
+def test_a_step_may_be_any_integer_and_as_large_as_token_counts(job: Job, fake_wandb: FakeWandb, step: Any) -> None:
     sessions = job(TWO)
-    for session in sessions:
-        session.log({"loss": 0.5}, step=step)
+    for rank, session in enumerate(sessions):
+        session.log({"loss": rank}, step=step)
+        session.log({"val": rank})
     assert all_flushed(sessions)
-    ((row, _),) = fake_wandb.runs[0].logged
-    assert (row["global_step"], type(row["global_step"])) == (int(step), int)
+    (row,) = fake_wandb.runs[0].rows
+    assert row == {"loss": 0.5, "val": 0.5, "global_step": int(step)}  # as in wandb
+    assert type(row["global_step"]) is int
 
 
 def test_calls_of_one_step_are_one_row_also_if_another_thread_was_the_first_to_log(

@@ -129,6 +129,11 @@ def test_the_config_of_a_rank_without_a_run_behaves_like_that_of_wandb(job: Job)
             _ = config.none
         with pytest.raises(AttributeError):
             _ = config.__deepcopy_it__
+    for twin in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):  # noqa: S301
+        assert twin.net == twin["net"] == {"h": 3}
+        assert twin.as_dict() == {"lr": 0.1, "net": {"h": 3}}
+        with pytest.raises(AttributeError, match="none"):
+            _ = twin.none
 
 
 def test_an_empty_config_in_a_world_of_one_has_length_0_but_is_true(open_rank: Open) -> None:
@@ -186,7 +191,8 @@ def test_what_a_rank_without_a_run_writes_reads_as_wandb_shows_it(job: Job) -> N
     assert dict(second.config) == dict(config.items())
 
 
-def test_writes_on_a_rank_without_a_run_last_until_the_primary_changes_the_value(job: Job) -> None:
+def test_a_write_lasts_until_the_primary_changes_the_value_and_one_of_all_ranks_is_read_at_once(job: Job) -> None:
+    """The slower rank's value is not published yet, or an older one is."""
     first, second = job(TWO, alike({"lr": 0.1, "n": 1}))
     second.config.lr = 0.2
     time.sleep(2 * HEARTBEAT)
@@ -194,16 +200,11 @@ def test_writes_on_a_rank_without_a_run_last_until_the_primary_changes_the_value
     first.config.n = 1
     first.config.update({"lr": 0.3}, allow_val_change=True)
     assert reads(second, {"lr": 0.3, "n": 1})
-
-
-def test_a_write_made_on_all_ranks_is_read_at_once(job: Job) -> None:
-    """The slower rank's value is not published yet, or an older one is."""
-    first, second = job(TWO, alike({"lr": 0.1}))
     for value in (1, 2, 3):
         for session in (first, second) if value % 2 else (second, first):
             session.config.update({"epoch": value}, allow_val_change=True)
             assert session.config.epoch == value
-    assert reads(second, {"lr": 0.1, "epoch": 3})
+    assert reads(second, {"lr": 0.3, "n": 1, "epoch": 3})
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared"])
@@ -541,15 +542,6 @@ def test_a_fork_requests_nothing_from_the_store(job: Job, run_mode: str) -> None
     assert threading.current_thread() not in asked_by
 
 
-def test_a_copied_or_pickled_config_keeps_known_values(job: Job) -> None:
-    _, second = job(TWO, alike({"net": {"h": 3}}))
-    for twin in (copy.copy(second.config), copy.deepcopy(second.config), pickle.loads(pickle.dumps(second.config))):  # noqa: S301
-        assert twin.net == twin["net"] == {"h": 3}
-        assert twin.as_dict() == {"net": {"h": 3}}
-        with pytest.raises(AttributeError, match="none"):
-            _ = twin.none
-
-
 def test_the_config_stays_readable_after_the_end_without_requests(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
     second.finish(1)
@@ -558,12 +550,9 @@ def test_the_config_stays_readable_after_the_end_without_requests(job: Job) -> N
     assert dict(second.run.config) == {"lr": 0.1}
     first.finish(1)
     assert dict(first.config) == {"lr": 0.1, "steps": 7}
-
-
-def test_a_first_read_after_the_end_returns_the_given_config(open_rank: Open) -> None:
-    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 60.0}, reduce=None)
-    second.finish(1)
-    assert dict(second.config) == {"lr": 0.2}
+    (late,) = job(TWO[1:], {0: {"lr": 0.2}}, limits={"join_timeout": 60.0}, reduce=None, number=2)
+    late.finish(1)
+    assert dict(late.config) == {"lr": 0.2}, "it has read none before"
 
 
 # --- when a thread polls: each poll is a request to the store ---------------------------------------------------------
