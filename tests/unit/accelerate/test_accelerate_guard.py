@@ -83,22 +83,18 @@ def test_a_changed_or_missing_method_is_refused_with_version_and_workaround(
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
 
 
-def use_all_wrapped(accelerator: Accelerator) -> list[object]:
-    accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"recorder": {"unused": 1}})
-    accelerator.log({"loss": 0.5})
-    accelerator.log({"loss": 0.4}, step=3, log_kwargs={"recorder": {"commit": False}})
-    accelerator.log(values={"loss": 0.3}, step=4)
-    seen = [accelerator.get_tracker("recorder"), accelerator.get_tracker("recorder", unwrap=True)]
-    accelerator.end_training()
-    return seen
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_another_tracker_is_called_as_before(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     if rank:
         look_like(monkeypatch, rank)
     recorder = Recorder()
-    tracker, unwrapped = use_all_wrapped(accelerator_with(recorder))
+    accelerator = accelerator_with(recorder)
+    accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"recorder": {"unused": 1}})
+    accelerator.log({"loss": 0.5})
+    accelerator.log({"loss": 0.4}, step=3, log_kwargs={"recorder": {"commit": False}})
+    accelerator.log(values={"loss": 0.3}, step=4)
+    tracker, unwrapped = accelerator.get_tracker("recorder"), accelerator.get_tracker("recorder", unwrap=True)
+    accelerator.end_training()
     assert isinstance(tracker, GeneralTracker)
     assert (tracker is recorder) is (unwrapped is recorder.calls) is (rank == 0)
     starts = [("start",)] if hasattr(GeneralTracker, "start") else []  # Accelerate 1.8 and newer
@@ -258,22 +254,6 @@ def test_off_the_main_process_a_tracker_with_wrap_false_is_not_called(fake_wandb
     assert fake_wandb.arguments == []
 
 
-@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by instance"])
-@pytest.mark.usefixtures("off_main")
-def test_off_the_main_process_init_trackers_starts_the_tracker(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_name: bool
-) -> None:
-    log_with = "dist_wandb" if by_name else DistWandbTracker(run_mode="new")
-    init_kwargs = {"tags": ["a"], "run_mode": "new"} if by_name else {"tags": ["a"]}
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
-    accelerator = accelerator_with(log_with)
-    accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": init_kwargs})
-    (arguments,) = fake_wandb.arguments
-    assert (arguments["project"], arguments["tags"]) == ("digits", ["a"])
-    assert arguments["id"].endswith("-rank-1")
-    assert fake_wandb.runs[0].config == {"lr": 0.1}
-
-
 @pytest.mark.usefixtures("off_main")
 def test_rows_logged_before_the_main_process_started_are_written_later_with_the_values_of_their_call(
     fake_wandb: FakeWandb, open_main: Callable[..., Session]
@@ -338,25 +318,6 @@ def test_early_rows_beyond_the_limit_are_dropped_with_a_warning(
 
 
 # --- the config -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("off_main")
-@pytest.mark.parametrize("way", ["init_trackers", "attach"])
-def test_a_rank_without_a_run_reads_the_main_processs_config_despite_its_own(
-    open_main: Callable[..., Session], way: str
-) -> None:
-    open_main(QUICK, config={"lr": 0.1})
-    accelerator = accelerator_with(quick())
-    ways: dict[str, Callable[[], object]] = {
-        "init_trackers": lambda: accelerator.init_trackers("digits", config={"lr": 0.2}),
-        "attach": lambda: DistWandbTracker.attach(accelerator, config={"lr": 0.2}),
-    }
-    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1, but 0.1 on rank 0"):
-        ways[way]()
-    tracker = accelerator.get_tracker("dist_wandb")
-    assert dict(tracker.tracker.config) == dict(tracker.session.config) == {"lr": 0.1}
-    tracker.store_init_configuration({"own": 1})
-    assert tracker.tracker.config.own == 1
 
 
 @pytest.mark.usefixtures("off_main")

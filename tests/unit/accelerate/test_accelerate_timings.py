@@ -101,15 +101,11 @@ def test_a_compiled_model_is_measured_from_outside_and_may_wait(parts: list[str 
     script = Script(dynamo_backend="eager").start()
     script.train()
     assert parts.count("forward") == 2
-    assert waits_in_forward_pass_of(script.model)
-
-
-def waits_in_forward_pass_of(model: nn.Module) -> bool:
     session = mock.MagicMock()
-    PreparedTimings(lambda: session).measure([model])
-    model(torch.ones(1, 2))
+    PreparedTimings(lambda: session).measure([script.model])
+    script.model(torch.ones(1, 2))
     (forward,) = (call for call in session.timed.call_args_list if call.args == ("forward",))
-    return bool(forward.kwargs["waits"])
+    assert forward.kwargs["waits"]
 
 
 @pytest.mark.usefixtures("fake_wandb")
