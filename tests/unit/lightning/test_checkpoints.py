@@ -67,36 +67,24 @@ def test_checkpoints_hold_the_run_ids(tmp_path: Path) -> None:
         first.save_checkpoint()  # type: ignore[call-arg]
     assert first.callbacks is before  # type: ignore[attr-defined]
     assert before == listed
+    wrapped: Any = Trainer.save_checkpoint
+    assert not hasattr(wrapped.__wrapped__, "__wrapped__"), "for two loggers, once"
+    assert list(inspect.signature(wrapped).parameters)[:4] == ["self", "filepath", "weights_only", "storage_options"]
 
 
 def test_checkpoints_of_other_trainers_and_of_loggers_without_a_run_hold_no_id(tmp_path: Path) -> None:
-    trainer(DistWandbLogger()).fit(BoringModel())
-    other = trainer(False)
-    other.fit(BoringModel())
+    first, other = trainer(DistWandbLogger()), trainer(False)
+    first.fit(BoringModel())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    with warnings.catch_warnings(record=True) as messages:
+        warnings.simplefilter("always")
+        other.fit(BoringModel(), ckpt_path=tmp_path / "x.ckpt")
+    assert not [warning for warning in messages if "callbacks" in str(warning.message)], "it loads it without ours"
     both: tuple[list[Any], ...] = ([], [DistWandbLogger(id="b")])
     for loggers in both:
         other.loggers = loggers
         other.save_checkpoint(tmp_path / "x.ckpt")
         assert KEY not in torch.load(tmp_path / "x.ckpt")
-
-
-def test_saving_is_wrapped_once() -> None:
-    for logger in (DistWandbLogger(id="a"), DistWandbLogger(id="b")):
-        assert logger.experiment
-    wrapped: Any = Trainer.save_checkpoint
-    assert not hasattr(wrapped.__wrapped__, "__wrapped__")
-    parameters = inspect.signature(wrapped).parameters
-    assert list(parameters)[:4] == ["self", "filepath", "weights_only", "storage_options"]
-
-
-def test_a_trainer_without_the_logger_loads_checkpoints_without_warnings(tmp_path: Path) -> None:
-    first = trainer(DistWandbLogger())
-    first.fit(BoringModel())
-    first.save_checkpoint(tmp_path / "x.ckpt")
-    with warnings.catch_warnings(record=True) as messages:
-        warnings.simplefilter("always")
-        trainer(False).fit(BoringModel(), ckpt_path=tmp_path / "x.ckpt")
-    assert not [warning for warning in messages if "callbacks" in str(warning.message)]
 
 
 @pytest.mark.parametrize("kind", ["sharded", "link"])

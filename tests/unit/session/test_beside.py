@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,15 +27,16 @@ def alone(fake_wandb: FakeWandb) -> FakeWandb:
 
 
 def test_rows_of_wandb_log_pass_through_the_session(alone: FakeWandb) -> None:
-    run = dist_wandb.init()
+    run, unchanged = dist_wandb.init(), {"loss": 2.0}
     wandb.log({"loss": 1.0})
-    run.log({"loss": 2.0})
+    run.log(MappingProxyType(unchanged))
     run.run.log({"loss": 3.0})
     wandb.run.log(data={"loss": 4.0}, commit=False)  # type: ignore[union-attr]
     run.log({"more": 6.0}, None, False)  # by position as in wandb: `commit`
     wandb.log({"acc": 0.5})
     wandb.log({"loss": 5.0}, 30)
     assert run.flush()
+    assert unchanged == {"loss": 2.0}
     assert alone.runs[0].logged == [
         ({"loss": 1.0, "global_step": 0}, {}),
         ({"loss": 2.0, "global_step": 1}, {}),

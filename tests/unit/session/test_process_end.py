@@ -77,6 +77,8 @@ def test_an_uncaught_exception_determines_the_exit_code(ending: Ending, monkeypa
     ending.at_exit[0]()
     monkeypatch.setattr(sys, "last_value", KeyboardInterrupt())
     ending.at_exit[0]()
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork ends no runs
+    ending.at_exit[0]()
     assert ending.codes == [(3, False), (255, True)]
 
 
@@ -120,13 +122,6 @@ def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, me
     failed = process.exitcode == 1  # also by `sys.exit`, as torch ends its children after an exception
     assert (tmp_path / "code").read_text() == f"{process.exitcode} {failed} False"
     assert process.exitcode == exit_code_of(error)
-
-
-def test_a_fork_ends_no_runs(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
-    ending.process.register()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    ending.at_exit[0]()
-    assert ending.codes == []
 
 
 @pytest.mark.parametrize("has_second", [False, True])

@@ -189,7 +189,9 @@ def test_rows_of_forks_and_their_forks_arrive(fake_wandb: FakeWandb) -> None:
             os._exit(in_fork(lambda: session.log({"loss": 3.0})))
 
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert own_sockets() == [], "it listens only after the first fork"
         assert in_fork(work) == 0
+        assert len(own_sockets()) == 1
         session.log({"loss": 4.0})
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3, 4]
@@ -278,16 +280,7 @@ def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...]) -> N
         through_a_pickle(session).log(*arguments)
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_the_relay_listens_only_after_the_first_fork() -> None:
-    with dist_wandb.init():
-        assert own_sockets() == []
-        assert in_fork(lambda: None) == 0
-        assert len(own_sockets()) == 1
-    assert own_sockets() == []
-
-
-def test_a_client_without_the_key_is_not_served(served: Served) -> None:
+def test_a_client_without_the_key_is_not_served_and_dropped_after_the_timeout(served: Served, limit: Limit) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(socket_name(served.key))
         connection = Connection(os.dup(client.fileno()))
@@ -300,6 +293,8 @@ def test_a_client_without_the_key_is_not_served(served: Served) -> None:
     child = served.child()
     child.log({"loss": 2.0})
     assert child.flush()
+    limit(relay, HANDSHAKE=0.3)
+    be_dropped(served.key)
     served.relay.close()
     assert [arguments[0] for arguments in served.taken] == [{"loss": 2.0}]
     assert served.relay.open() is None
@@ -358,11 +353,6 @@ def be_dropped(key: bytes) -> None:
         client.settimeout(_PATIENCE)
         client.connect(socket_name(key))
         assert client.recv(1) == b""
-
-
-def test_an_unauthenticated_client_is_dropped_after_the_timeout(served: Served, limit: Limit) -> None:
-    limit(relay, HANDSHAKE=0.3)
-    be_dropped(served.key)
 
 
 def test_other_users_are_rejected_before_anything_is_sent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
