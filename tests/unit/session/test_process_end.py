@@ -77,20 +77,12 @@ def test_an_uncaught_exception_determines_the_exit_code(ending: Ending, monkeypa
     ending.at_exit[0]()
     monkeypatch.setattr(sys, "last_value", KeyboardInterrupt())
     ending.at_exit[0]()
+    # A kernel goes on after a cell has raised, or was interrupted. With wandb, its run does not fail either.
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    ending.at_exit[0]()
     monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork ends no runs
     ending.at_exit[0]()
-    assert ending.codes == [(3, False), (255, True)]
-
-
-def test_what_a_cell_of_a_notebook_has_raised_does_not_end_the_run(
-    ending: Ending, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel goes on, also after it has interrupted a cell. With wandb, the run gets exit code 0, too."""
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
-    ending.process.register()
-    monkeypatch.setitem(vars(sys), "last_value", KeyboardInterrupt())
-    ending.at_exit[0]()
-    assert ending.codes == [(0, False)]
+    assert ending.codes == [(3, False), (255, True), (3, False)]
 
 
 def test_what_the_script_has_registered_between_two_runs_is_called_before_the_second_one_ends(
