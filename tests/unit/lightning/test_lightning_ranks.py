@@ -119,6 +119,18 @@ def test_watched_values_are_logged_by_the_writer_of_plain_names(
     assert watch.call_args_list == (calls if watches else [])
 
 
+@pytest.mark.parametrize(("rank", "lr"), [(0, 0.2), (1, 0.1)])
+def test_in_a_shared_run_secondaries_do_not_overwrite_the_primarys_config(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, rank: int, lr: float
+) -> None:
+    as_rank(monkeypatch, rank)
+    logger = DistWandbLogger(id="exp", run_mode="shared", config={"lr": 0.1}, offline=True, **SHORT)
+    _ = logger.experiment
+    logger.log_hyperparams({"lr": 0.2, "new": 1})
+    assert dict(fake_wandb.runs[0].config) == {"lr": lr, "new": 1}
+    registry.open_sessions()[0].finish()
+
+
 # --- the step of a row ------------------------------------------------------------------------------------------------
 
 
