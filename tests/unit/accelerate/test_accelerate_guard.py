@@ -254,6 +254,22 @@ def test_off_the_main_process_a_tracker_with_wrap_false_is_not_called(fake_wandb
     assert fake_wandb.arguments == []
 
 
+@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by instance"])
+@pytest.mark.usefixtures("off_main")
+def test_off_the_main_process_init_trackers_starts_the_tracker(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_name: bool
+) -> None:
+    log_with = "dist_wandb" if by_name else DistWandbTracker(run_mode="new")
+    init_kwargs = {"tags": ["a"], "run_mode": "new"} if by_name else {"tags": ["a"]}
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
+    accelerator = accelerator_with(log_with)
+    accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": init_kwargs})
+    (arguments,) = fake_wandb.arguments
+    assert (arguments["project"], arguments["tags"]) == ("digits", ["a"])
+    assert arguments["id"].endswith("-rank-1")
+    assert fake_wandb.runs[0].config == {"lr": 0.1}
+
+
 @pytest.mark.usefixtures("off_main")
 def test_rows_logged_before_the_main_process_started_are_written_later_with_the_values_of_their_call(
     fake_wandb: FakeWandb, open_main: Callable[..., Session]
