@@ -325,11 +325,12 @@ def test_a_child_that_cannot_attach_to_its_parents_run_reopens_it(
 ) -> None:
     """As if the environment had been restored since the parent opened its run."""
     monkeypatch.setattr(FakeRun, "__reduce__", lambda _: (Lost, ()), raising=False)
-    parent = DistWandbLogger(id="exp")
-    assert parent.experiment == fake_wandb.runs[0]
+    parent, runs = DistWandbLogger(id="exp"), list[Any]()
+    fake_wandb.runs = runs
+    assert parent.experiment is runs[0]
     child = pickle.loads(pickle.dumps(parent))  # noqa: S301
     registry.remove(registry.open_sessions()[0])  # which the child does not have
-    assert child.experiment == fake_wandb.runs[1]
+    assert child.experiment is runs[1]
     assert "reopens the run of its parent, because wandb could not attach to it: no such run" in caplog.text
     assert fake_wandb.arguments[1]["id"] == "exp"
 
