@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning_trainers import Layer, samples, trainer_of_two
-from processes import Finished, python, run_job
+from processes import python, run_job
 from wandb_server import WandbServer
 
 from dist_wandb import DistWandbLogger, Limits
@@ -26,10 +26,6 @@ BEFORE = dict(os.environ)
 
 def report(rank: int, what: str, value: object) -> None:
     sys.stdout.write(f"\nSAW {json.dumps([what, rank, value])}\n")
-
-
-def places(logger: DistWandbLogger) -> list[str | None]:
-    return [logger.name, logger.version, logger.save_dir]
 
 
 def use_at_any_depth(experiment: Any) -> None:
@@ -49,7 +45,7 @@ class Model(Layer):
         experiment = self.logger.experiment
         report(self.global_rank, "facts", {name: getattr(experiment, name) for name in FACTS + STATE})
         report(self.global_rank, "config", experiment.config["lr"])
-        report(self.global_rank, "logger", places(self.logger))
+        report(self.global_rank, "logger", [self.logger.name, self.logger.version, self.logger.save_dir])
         report(self.global_rank, "log_dir", self.trainer.log_dir)
         if self.global_rank:
             use_at_any_depth(experiment)
@@ -107,19 +103,14 @@ def use_as_stock(into: str) -> None:
     report(trainer.global_rank, "changed", sorted(name for name in changed if "WANDB" in name))
 
 
-def seen(finished: Finished) -> dict[str, list[Any]]:
-    """Return the reports of the ranks, in rank order."""
-    reports = [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")]
-    reports.sort(key=lambda one: (one[0], one[1]))
-    return {what: [value for name, _, value in reports if name == what] for what, *_ in reports}
-
-
 def test_both_ranks_know_the_run_and_its_checkpoint_is_downloaded(wandb_server: WandbServer, tmp_path: Path) -> None:
     job = python(use_as_stock, tmp_path)
     finished = run_job(*job, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
     assert not [line for line in finished.output.splitlines() if line.startswith("wandb: WARNING")]
     assert not [word for word in STALE if word in finished.output]
-    reports = seen(finished)
+    told = [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")]
+    told.sort(key=lambda one: (one[0], one[1]))  # in rank order
+    reports = {what: [value for name, _, value in told if name == what] for what, *_ in told}
     place = f"{wandb_server.url}/tester/tests"
     first, second = reports["facts"]
     assert first == second

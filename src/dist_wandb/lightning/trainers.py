@@ -64,7 +64,7 @@ class _Cache(WarningCache):
 
     Lightning looks a warning up in this cache before it gives it, in the same place from 2.2.0 to 2.6.6. The cache gets
     a class derived from its own, so warning filters do not change. In a version without the cache Lightning always
-    gives its advice, and test_lightning_advice.py fails.
+    gives its advice, and test_trainers.py fails.
     """
 
     def __contains__(self, message: object) -> bool:
@@ -104,7 +104,7 @@ def epoch_weights(module: nn.Module | None, names: Container[str]) -> dict[str, 
     if module is None:
         return {}
     # Lightning has no public API for these counts. The names are the same from 2.2.0 to 2.6.6; without them all ranks
-    # use the plain mean, and test_lightning_weights.py fails.
+    # use the plain mean, and test_trainers.py fails.
     try:
         trainer: Any = module.trainer
         if trainer._logger_connector._first_loop_iter is not None:  # Lightning's own mark of a step

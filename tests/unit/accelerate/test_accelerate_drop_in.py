@@ -15,14 +15,12 @@ import pytest
 from accelerate import PartialState
 from accelerate import accelerator as accelerators
 from accelerate.tracking import GeneralTracker, WandBTracker
-from accelerate.utils import DistributedType, LoggerType
+from accelerate.utils import LoggerType
 from accelerate_state import Recorder, accelerator_with, look_like, quick, reset
 from fakes import FakeWandb
 
-import dist_wandb
 from dist_wandb import DistWandbTracker, UsageError
 from dist_wandb.accelerate import wrapping
-from dist_wandb.accelerate.start import current_topology
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session
@@ -120,16 +118,12 @@ def test_a_config_may_be_any_object_that_wandb_takes(config: Any, fake_wandb: Fa
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def in_place_of(log_with: Any) -> GeneralTracker:
-    accelerator = accelerator_with(log_with)
-    accelerator.init_trackers("digits")
-    return next(tracker for tracker in accelerator.trackers if isinstance(tracker, DistWandbTracker))
-
-
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("make", [DistWandbTracker, lambda: "dist_wandb", lambda: [Recorder(), "dist_wandb"]])
 def test_as_a_replacement_it_is_found_by_the_stock_trackers_name_and_class(make: Callable[[], Any]) -> None:
-    tracker = in_place_of(make())
+    accelerator = accelerator_with(make())
+    accelerator.init_trackers("digits")
+    tracker = next(tracker for tracker in accelerator.trackers if isinstance(tracker, DistWandbTracker))
     assert isinstance(tracker, WandBTracker), "trainers also choose the tracker by its class"
     name = tracker.name
     assert name == "wandb"
@@ -223,17 +217,6 @@ def test_after_a_second_init_trackers_the_run_continues_and_logs_once(fake_wandb
         accelerator.init_trackers("letters", {"lr": 0.2}, {"dist_wandb": {"tags": ["a"]}})
     accelerator.end_training()
     assert [one.exit_codes for one in fake_wandb.runs] == [[None]]
-
-
-def test_on_another_rank_rows_go_to_the_session_of_the_script(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the main process calls `init_trackers`, and publishes no session of its own."""
-    session = dist_wandb.init()
-    look_like(monkeypatch, 1)
-    DistWandbTracker(wrap=False).log({"loss": 1.0}, 3)
-    session.finish()
-    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
 
 
 def test_accelerators_in_a_loop_without_end_training_have_one_run(
@@ -339,16 +322,3 @@ def test_a_rank_goes_on_with_the_session_of_an_earlier_tracker(
     second.log({"loss": 0.5})
     found = second.get_tracker("dist_wandb").session
     assert (found is session, found.id) == ((False, "id-2") if ends else (True, "id-1"))
-
-
-# --- the main process -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", list(DistributedType))
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_coordinator_is_accelerates_main_process(
-    monkeypatch: pytest.MonkeyPatch, kind: DistributedType, rank: int
-) -> None:
-    look_like(monkeypatch, rank, kind)
-    topology = current_topology()
-    assert (topology.coordinator == topology.global_rank) is PartialState().is_main_process

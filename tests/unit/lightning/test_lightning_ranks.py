@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,15 +20,16 @@ import pytest
 import wandb
 from fakes import FakeRun, FakeWandb
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from lightning_trainers import as_rank
+from lightning_trainers import as_rank, quiet_trainer
 
 import dist_wandb
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.job.topology import Topology
 from dist_wandb.lightning import session_holder
-from dist_wandb.lightning.launching import LaunchState
+from dist_wandb.lightning.launching import LaunchState, ScriptIds
 from dist_wandb.session import inherited_rank, registry
 from dist_wandb.settings.options import Limits
 
@@ -200,7 +204,7 @@ def test_a_process_of_ddp_spawn_knows_the_axis_of_the_scripts_session(fake_wandb
         live(fake_wandb.runs[0])
         logger = DistWandbLogger(**SHORT)
         _ = logger.experiment
-        copied = deepcopy(logger)
+        copied = copy.deepcopy(logger)
         registry.open_sessions()[-1].finish()
     copied.log_metrics({"loss": 1.0}, 3)
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0, STEP: 3, "global_step": 3}]
@@ -209,36 +213,10 @@ def test_a_process_of_ddp_spawn_knows_the_axis_of_the_scripts_session(fake_wandb
 # --- several loggers in one process -----------------------------------------------------------------------------------
 
 
-def test_a_rank_without_a_run_asks_its_session_for_what_it_cannot_do(
-    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
-) -> None:
-    as_rank(monkeypatch, 1)
-    logger = DistWandbLogger(id="exp", offline=True, **SHORT)
-    experiment: Any = logger.experiment
-    experiment.name = "night"
-    experiment.alert("NaN", "in the loss")
-    assert not experiment.save("weights.pt")
-    assert fake_wandb.runs == []
-    assert "the alert 'NaN' of rank 1 did not reach the rank that has the run" in caplog.text
-    assert "rank 1 called save, which saves nothing there" in caplog.text
-    assert logger.experiment.name == "night"  # as in other integrations, until the primary's own is known
-
-
 def live(run: FakeRun) -> None:
     """Set `wandb.run`, as `wandb.init` does with the first run."""
     module: Any = wandb
     module.run = run
-
-
-@pytest.mark.parametrize("modes", [("auto", "auto"), ("new", "auto"), ("auto", "shared")])
-def test_two_loggers_with_ids_have_a_run_each(fake_wandb: FakeWandb, modes: tuple[Any, Any]) -> None:
-    first, second = (DistWandbLogger(id=name, run_mode=mode) for name, mode in zip("ab", modes, strict=True))
-    first.log_metrics({"loss": 1.0}, 0)
-    live(fake_wandb.runs[0])
-    second.log_metrics({"loss": 2.0}, 0)
-    assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a", "b"]
-    assert [arguments.get("reinit") for arguments in fake_wandb.arguments] == [None, "create_new"]
-    assert [run.rows for run in fake_wandb.runs] == [[{"loss": 1.0, STEP: 0}], [{"loss": 2.0, STEP: 0}]]
 
 
 @pytest.mark.parametrize(("is_the_users", "run_id"), [(False, None), (False, "a"), (True, "other")])
@@ -264,7 +242,7 @@ def test_a_logger_without_an_id_uses_the_run_in_progress_on_every_rank(
         live(fake_wandb.runs[0])
     second = DistWandbLogger(run_mode=mode, name="fold-1", config={"fold": 1}, offline=True, **SHORT)
     second.log_metrics({"loss": 2.0}, 1)
-    deepcopy(first).log_metrics({"loss": 3.0}, 2)
+    copy.deepcopy(first).log_metrics({"loss": 3.0}, 2)
     assert len(registry.open_sessions()) == 1
     assert len(fake_wandb.runs) == (0 if (mode, rank) == ("auto", 1) else 1)
     assert [run.id for run in fake_wandb.runs] == [second.version] * len(fake_wandb.runs)
@@ -310,6 +288,59 @@ def test_arguments_that_are_none_count_as_not_given(monkeypatch: pytest.MonkeyPa
     assert [arguments["reinit"] for arguments in fake_wandb.arguments] == [None, "create_new"]
     assert all(run.offline for run in fake_wandb.runs)
     assert {arguments["resume"] for arguments in fake_wandb.arguments} == {"allow"}  # later stages open them again
+
+
+def test_its_run_is_open_before_other_loggers_start(fake_wandb: FakeWandb, tmp_path: Path) -> None:
+    """W&B's tensorboard patch must be applied before the other logger creates its writer."""
+    opened: list[int] = []
+
+    class Other(CSVLogger):
+        @property
+        def experiment(self) -> Any:
+            opened.append(len(fake_wandb.runs))
+            return mock.MagicMock()
+
+    quiet_trainer([Other(tmp_path), DistWandbLogger()], default_root_dir=tmp_path, limit_train_batches=0).fit(
+        BoringModel()
+    )
+    assert opened
+    assert min(opened) == 1
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])  # noqa: S301
+def test_the_experiment_of_a_rank_without_a_run_can_be_copied(monkeypatch: pytest.MonkeyPatch, twin_of: Any) -> None:
+    as_rank(monkeypatch, 1)
+    experiment: Any = DistWandbLogger(id="exp", **SHORT).experiment
+    twin: Any = twin_of(experiment)
+    assert issubclass(type(twin), DummyExperiment)
+    assert (twin.id, experiment.id) == ("exp", "exp")
+    assert twin.something(foo="bar") is None
+    assert not twin.use_artifact("net:v0").download(root="x")
+    twin.finish()
+
+
+def test_a_child_that_cannot_attach_to_its_parents_run_reopens_it(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the environment had been restored since the parent opened its run."""
+    monkeypatch.setattr(FakeRun, "__reduce__", lambda _: (Lost, ()), raising=False)
+    parent, runs = DistWandbLogger(id="exp"), list[Any]()
+    fake_wandb.runs = runs
+    assert parent.experiment is runs[0]
+    child = pickle.loads(pickle.dumps(parent))  # noqa: S301
+    registry.remove(registry.open_sessions()[0])  # which the child does not have
+    assert child.experiment is runs[1]
+    assert "reopens the run of its parent, because wandb could not attach to it: no such run" in caplog.text
+    assert fake_wandb.arguments[1]["id"] == "exp"
+
+
+class Lost:
+    """What a child receives of a run whose service it cannot find."""
+
+    @property
+    def config(self) -> Any:
+        raise RuntimeError("no such run")
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -406,11 +437,45 @@ def test_further_processes_are_told_no_secrets(become_further_process: Callable[
     assert dict(DistWandbLogger(config=config).experiment.config) == config
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_a_fork_of_a_rank_which_has_a_copy_of_its_group_is_a_job_of_its_own() -> None:
-    group = mock.patch.object(Topology, "from_torch_distributed", return_value=Topology(1, 1, 0, 2, 2, 1))
-    with group, mock.patch.object(inherited_rank, "_announced", [os.getppid()]):
-        experiment = DistWandbLogger(**SHORT).experiment
-        (session,) = registry.open_sessions()
-        assert (session.run, session.topology) == (experiment, Topology.single())
-        session.finish()
+# --- base ids that Lightning's main process passes to them ------------------------------------------------------------
+
+
+def test_a_further_process_takes_the_ids_of_its_parent_in_order_and_offers_nothing(
+    become_further_process: Callable[[], None], begin_script: Callable[..., None]
+) -> None:
+    ids, layers = ScriptIds(), list[object]([64])
+    assert (ids.next_id("first"), ids.next_id("second")) == ((0, "first"), (1, "second"))
+    ids.offer(0, "of the run", {"config": {"layers": layers}})  # known later
+    layers.append(object())  # no text of JSON
+    become_further_process()
+    child = ScriptIds()
+    assert [child.next_id("own") for _ in range(3)] == [(0, "of the run"), (1, "second"), (2, "own")]
+    assert inherited_rank.told("ids", os.getpid()) == [["of the run", {"config": {"layers": [64]}}], "second"]
+    begin_script(os.getpid() + 1)
+    assert ScriptIds().next_id("own") == (0, "own")
+
+
+def test_a_process_uses_and_offers_its_own_id_where_none_is_offered(
+    become_further_process: Callable[[], None], temporary: Path
+) -> None:
+    ScriptIds().next_id("of before")
+    ScriptIds().offer(1, "second")
+    assert inherited_rank.told("ids", os.getpid()) == ["", "second"]
+    with mock.patch.object(inherited_rank, "tell", side_effect=OSError):
+        assert ScriptIds().next_id("first") == (0, "first"), "ids are passed later"
+    become_further_process()
+    child = ScriptIds()
+    assert [child.next_id("mine")[1], child.next_id("also mine")[1]] == ["mine", "second"]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_fork_offers_its_own_ids_and_the_environment_is_unchanged(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; before = dict(os.environ); from dist_wandb.lightning.launching import ScriptIds; "
+        "from dist_wandb.session.inherited_rank import told; ids = ScriptIds(); ids.next_id('first'); "
+        "os.fork() or (ids.next_id('of the fork'), print(told('ids', os.getpid())), sys.exit()); os.wait(); "
+        "print(told('ids', os.getpid())); assert dict(os.environ) == before"
+    )
+    command = [sys.executable, "-u", "-W", "ignore", "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["['', 'of the fork']", "['first']"]

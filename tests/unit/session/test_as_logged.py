@@ -92,20 +92,6 @@ def test_a_plot_that_cannot_be_drawn_is_left_out_with_its_cause(
     assert caplog.text.count(message) == 1
 
 
-def test_objects_are_written_as_they_were(session: Session, tmp_path: Path, late: list[Any]) -> None:
-    page = tmp_path / "page.html"
-    page.write_text("<p>first</p>")
-    kinds = {"a"}
-    session.log({"page": wandb.Html(str(page)), "kinds": kinds, "list": [wandb.Html("<p>1"), wandb.Html("<p>2")]})
-    page.unlink()
-    kinds.add("b")
-    (row,) = late
-    assert row.metrics["kinds"].value == ["a"]
-    stored = row.metrics["page"].value
-    assert "first" in (Path(session.run.dir) / stored["path"]).read_text()
-    assert row.metrics["list"].value["count"] == 2
-
-
 @pytest.mark.newest  # reads the rows
 def test_the_row_of_an_object_has_its_names_once(session: Session) -> None:
     """A pattern of the user does not define the parts of what W&B stores."""

@@ -28,15 +28,12 @@ def at_module_level(text: str, times: int = 2) -> str:
 # --- what is decorated ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_function_keeps_its_name_docstring_and_pickle() -> None:
+def test_functions_and_methods_of_all_kinds_keep_their_name_docstring_and_pickle(fake_wandb: FakeWandb) -> None:
     assert at_module_level.__name__ == "at_module_level"
     assert at_module_level.__doc__ == "Say it again."
     assert at_module_level("a", times=3) == "aaa"
     assert pickle.loads(pickle.dumps(at_module_level)) is at_module_level  # noqa: S301  # our own
 
-
-def test_methods_of_all_kinds_can_be_decorated(fake_wandb: FakeWandb) -> None:
     class Trial:
         lr = 0.1
 
@@ -55,7 +52,7 @@ def test_methods_of_all_kinds_can_be_decorated(fake_wandb: FakeWandb) -> None:
             return bool(get_run())
 
     assert (Trial().of_instance(), Trial.of_class(), Trial.of_none()) == (0.1, 0.1, True)
-    assert len(fake_wandb.runs) == 3
+    assert len(fake_wandb.runs) == 4
 
 
 @pytest.mark.usefixtures("fake_wandb")

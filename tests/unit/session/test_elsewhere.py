@@ -126,10 +126,11 @@ def test_ranks_with_a_run_save_without_a_message(job: Job, caplog: pytest.LogCap
     assert "saves nothing" not in caplog.text
 
 
-def test_a_copy_of_a_session_is_the_session(job: Job) -> None:
-    for session in job(THREE):
-        assert copy.deepcopy({"model": [session]})["model"][0] is session
-        assert copy.copy(session) is session
+def test_a_copy_of_a_session_is_the_session_and_its_config_can_be_saved_in_a_checkpoint(job: Job) -> None:
+    for session in job(THREE, lambda _: {"config": {"lr": 0.1, "mlp": {"depth": 2}}}):
+        assert copy.deepcopy({"model": [session]})["model"][0] is copy.copy(session) is session
+        saved = pickle.loads(pickle.dumps({"cfg": session.config}))["cfg"]  # noqa: S301  # our own
+        assert dict(saved) == dict(copy.deepcopy(session.config)) == {"lr": 0.1, "mlp": {"depth": 2}}
 
 
 def test_a_deep_copy_of_what_stands_in_for_a_run_logs(job: Job, fake_wandb: FakeWandb) -> None:
@@ -142,12 +143,6 @@ def test_a_deep_copy_of_what_stands_in_for_a_run_logs(job: Job, fake_wandb: Fake
     assert [session.summary["best"] for session in sessions] == [0, 1, 2]
     on_ranks(3, lambda rank: sessions[rank].finish())
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
-
-
-def test_the_config_can_be_saved_in_a_checkpoint_on_every_rank(job: Job) -> None:
-    for session in job(THREE, lambda _: {"config": {"lr": 0.1, "mlp": {"depth": 2}}}):
-        saved = pickle.loads(pickle.dumps({"cfg": session.config}))["cfg"]  # noqa: S301  # our own
-        assert dict(saved) == dict(copy.deepcopy(session.config)) == {"lr": 0.1, "mlp": {"depth": 2}}
 
 
 @pytest.mark.parametrize("mode", [{"mode": "disabled"}, {}], ids=["argument", "environment"])

@@ -56,29 +56,27 @@ def test_a_process_that_a_rank_has_started_is_a_job_of_its_own(
     assert capsys.readouterr().err.count("which holds the rank whose variables") == 1
 
 
-@pytest.mark.parametrize("changes", [{"RANK": "1"}, {"WORLD_SIZE": "4"}, {"MASTER_PORT": "29501"}])
+@pytest.mark.parametrize(
+    ("note", "changes"),
+    [
+        *((None, changes) for changes in ({"RANK": "1"}, {"WORLD_SIZE": "4"}, {"MASTER_PORT": "29501"})),
+        *((text, {}) for text in ("", "[", "3", "{}")),  # damaged, or another process's
+        ("none", {}),  # of a launcher, or of a script around the rank's program, which has the variables too
+    ],
+)
 def test_ranks_that_a_rank_has_started_are_ranks(
-    become_child: Callable[[], None], monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+    become_child: Callable[[], None], monkeypatch: pytest.MonkeyPatch, note: str | None, changes: dict[str, str]
 ) -> None:
     """Such as those of a torchrun that a rank starts."""
-    inherited_rank.announce()
+    if note is None:
+        inherited_rank.announce()
+    elif note != "none":
+        inherited_rank.tell("rank", note)
     become_child()
     for name, value in changes.items():
         monkeypatch.setenv(name, value)
     assert inherited_rank.holder() is None
-
-
-def test_a_rank_whose_parent_has_announced_nothing_is_that_rank(become_child: Callable[[], None]) -> None:
-    """A launcher, or a script around the rank's program, has the variables too."""
-    become_child()
-    assert identify().world_size == 2
-
-
-@pytest.mark.parametrize("text", ["", "[", "3", "{}"])
-def test_a_note_that_is_damaged_or_of_another_process_is_ignored(become_child: Callable[[], None], text: str) -> None:
-    inherited_rank.tell("rank", text)
-    become_child()
-    assert inherited_rank.holder() is None
+    assert identify().world_size == int(changes.get("WORLD_SIZE", "2"))
 
 
 def test_the_latest_note_is_read_and_leaves_no_file(temporary: Path) -> None:

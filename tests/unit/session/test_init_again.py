@@ -202,14 +202,6 @@ def test_reinit_in_settings_and_the_environment_has_the_same_effect(
     assert ended(fake_wandb) == [[None], [None], [None], []]
 
 
-@pytest.mark.usefixtures("notebook")
-def test_a_notebook_finishes_the_open_runs(fake_wandb: FakeWandb) -> None:
-    dist_wandb.init()
-    dist_wandb.init(reinit="create_new")
-    dist_wandb.init()
-    assert ended(fake_wandb) == [[None], [None], []]
-
-
 def test_a_script_that_imports_ipython_is_no_notebook(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
     assert dist_wandb.init() is dist_wandb.init()
@@ -217,13 +209,15 @@ def test_a_script_that_imports_ipython_is_no_notebook(fake_wandb: FakeWandb, mon
 
 
 @pytest.mark.usefixtures("notebook")
-def test_a_decorated_function_has_a_run_of_its_own_also_in_a_notebook(fake_wandb: FakeWandb) -> None:
+def test_a_notebook_finishes_the_open_runs_but_not_for_a_decorated_function(fake_wandb: FakeWandb) -> None:
     @dist_wandb.wandb_init
     def decorated() -> list[list[int | None]]:
         dist_wandb.init()
         dist_wandb.init()
         return ended(fake_wandb)
 
-    plain = dist_wandb.init()
-    assert decorated() == [[], [], [None], []]
-    plain.finish()
+    dist_wandb.init()
+    dist_wandb.init(reinit="create_new")
+    dist_wandb.init()
+    assert ended(fake_wandb) == [[None], [None], []]
+    assert decorated()[2:] == [[], [], [None], []]

@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,91 +29,69 @@ from dist_wandb.session.stalls import watcher
 pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
 
 
-class Codes(list[tuple[int, bool]]):
-    """The exit codes with which runs have ended, and whether they have failed."""
+class Ending:
+    """The end of this process: a stand-in notes how its runs have ended, and what had when the process was killed."""
+
+    def __init__(self) -> None:
+        self.codes: list[tuple[int, bool]] = []  # exit codes of runs, and whether they have failed
+        self.seen: list[list[tuple[int, bool]]] = []
+        self.exits: list[int] = []
+        self.is_killed = threading.Event()
+        self.at_exit: list[Callable[[], None]] = []  # what was registered with atexit
+        self.process = ProcessEnd(self.note)
 
     def note(self, code: int, failed: bool) -> None:
-        self.append((code, failed))
+        self.codes.append((code, failed))
 
-
-def catching_sigterm(end_runs: Callable[[int, bool], None]) -> ProcessEnd:
-    """Return the end of this process, which is asked to end when the process does, or gets SIGTERM."""
-    end = ProcessEnd(end_runs)
-    end.register()
-    end.catch_sigterm()
-    return end
-
-
-class Kill:
-    """Stands in for `os.kill`, and notes which runs had ended before."""
-
-    def __init__(self, codes: Codes) -> None:
-        self.seen: list[list[tuple[int, bool]]] = []
-        self.done = threading.Event()
-        self._codes = codes
-
-    def __call__(self, pid: int, number: int) -> None:
+    def kill(self, pid: int, number: int) -> None:
         assert (pid, number) == (os.getpid(), signal.SIGTERM)
-        self.seen.append(self._codes.copy())
-        self.done.set()
+        self.seen.append(self.codes.copy())
+        self.is_killed.set()
 
-
-@contextmanager
-def instead_of_a_kill(act: Callable[[int, int], object]) -> Iterator[list[int]]:
-    """Call `act` instead of `os.kill`, and note exits; reset SIGTERM's handler afterwards."""
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            exits: list[int] = []
-            for name, instead in (("kill", act), ("_exit", exits.append)):
-                patch.setattr(os, name, instead)
-            yield exits
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-_AT_EXIT: list[Callable[[], None]] = []
-"""What the last test has registered with atexit."""
+    def catch_sigterm(self, end_runs: Callable[[int, bool], None]) -> None:
+        """Let `end_runs` be called when the process ends, or gets SIGTERM."""
+        self.process = ProcessEnd(end_runs)
+        self.process.register()
+        self.process.catch_sigterm()
 
 
 @pytest.fixture
-def codes(monkeypatch: pytest.MonkeyPatch) -> Codes:
-    _AT_EXIT.clear()
-    monkeypatch.setattr(atexit, "register", _AT_EXIT.append)
+def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
+    ending = Ending()
+    for owner, name, instead in (
+        (atexit, "register", ending.at_exit.append),
+        (os, "kill", ending.kill),
+        (os, "_exit", ending.exits.append),
+        (sys, "exit", sys.exit),  # which is replaced
+    ):
+        monkeypatch.setitem(vars(owner), name, instead)
     monkeypatch.delattr(sys, "last_value", raising=False)
-    monkeypatch.setitem(vars(sys), "exit", sys.exit)  # which is replaced
-    return Codes()
+    return ending
 
 
-def test_an_uncaught_exception_determines_the_exit_code(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncaught_exception_determines_the_exit_code(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)  # an earlier one, of an interactive shell
-    ProcessEnd(codes.note).register()
+    ending.process.register()
     with pytest.raises(SystemExit):
         sys.exit(3)
-    _AT_EXIT[0]()
+    ending.at_exit[0]()
     monkeypatch.setattr(sys, "last_value", KeyboardInterrupt())
-    _AT_EXIT[0]()
-    assert codes == [(3, False), (255, True)]
-
-
-def test_what_a_cell_of_a_notebook_has_raised_does_not_end_the_run(
-    codes: Codes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel goes on, also after it has interrupted a cell. With wandb, the run gets exit code 0, too."""
+    ending.at_exit[0]()
+    # A kernel goes on after a cell has raised, or was interrupted. With wandb, its run does not fail either.
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
-    ProcessEnd(codes.note).register()
-    monkeypatch.setitem(vars(sys), "last_value", KeyboardInterrupt())
-    _AT_EXIT[0]()
-    assert codes == [(0, False)]
+    ending.at_exit[0]()
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork ends no runs
+    ending.at_exit[0]()
+    assert ending.codes == [(3, False), (255, True), (3, False)]
 
 
-@pytest.mark.usefixtures("codes")
 def test_what_the_script_has_registered_between_two_runs_is_called_before_the_second_one_ends(
-    fake_wandb: FakeWandb,
+    ending: Ending, fake_wandb: FakeWandb
 ) -> None:
     dist_wandb.init().finish()
     atexit.register(lambda: dist_wandb.log({"bye": 1.0}))
     session = dist_wandb.init()
-    for function in reversed(_AT_EXIT):
+    for function in reversed(ending.at_exit):
         function()
     session.finish()
     assert [run.rows for run in fake_wandb.runs] == [[], [{"bye": 1.0, "global_step": 0}]]
@@ -138,130 +116,98 @@ def test_runs_of_children_of_multiprocessing_end_before_wandb(tmp_path: Path, me
     assert process.exitcode == exit_code_of(error)
 
 
-def test_a_fork_ends_no_runs(codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
-    ProcessEnd(codes.note).register()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    _AT_EXIT[0]()
-    assert codes == []
-
-
 @pytest.mark.parametrize("has_second", [False, True])
 def test_sigterm_ends_runs_before_the_process_and_a_second_one_does_not_disturb_it(
-    codes: Codes, has_second: bool
+    ending: Ending, has_second: bool
 ) -> None:
-    kill, main = Kill(codes), threading.get_ident()
+    main = threading.get_ident()
 
     def end_slowly(code: int, failed: bool) -> None:
         if has_second:
             signal.pthread_kill(main, signal.SIGTERM)
             time.sleep(0.3)
-        codes.note(code, failed)
+        ending.note(code, failed)
 
-    catching_sigterm(end_slowly)
-    with instead_of_a_kill(kill):
-        signal.raise_signal(signal.SIGTERM)
-        assert kill.done.wait(20)  # the main thread goes on before that if the end of the runs takes a second
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert kill.seen == [[(143, True)]]
+    ending.catch_sigterm(end_slowly)
+    signal.raise_signal(signal.SIGTERM)
+    assert ending.is_killed.wait(20)  # the main thread goes on before that if the end of the runs takes a second
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert ending.seen == [[(143, True)]]
 
 
-def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(codes: Codes) -> None:
+def test_locks_of_the_interrupted_main_thread_do_not_block_the_end_of_a_run(ending: Ending) -> None:
     """For example a lock of wandb's, while it prints a traceback."""
-    held, kill = threading.Lock(), Kill(codes)
+    held = threading.Lock()
 
     def end_run(code: int, failed: bool) -> None:
         with held:
-            codes.note(code, failed)
+            ending.note(code, failed)
 
-    catching_sigterm(end_run)
-    with instead_of_a_kill(kill):
-        with held:
-            signal.raise_signal(signal.SIGTERM)
-            assert codes == []
-        assert kill.done.wait(20)
-    assert kill.seen == [[(143, True)]]
+    ending.catch_sigterm(end_run)
+    with held:
+        signal.raise_signal(signal.SIGTERM)
+        assert ending.codes == []
+    assert ending.is_killed.wait(20)
+    assert ending.seen == [[(143, True)]]
 
 
-def test_a_slow_end_of_a_run_does_not_prevent_death_by_sigterm(codes: Codes, limit: Limit) -> None:
-    """The main thread is interrupted again while the thread that ends the run is in `finishing`."""
-    kill, goes_on = Kill(codes), threading.Event()
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_slow_end_of_a_run_is_waited_for_and_does_not_prevent_death_by_sigterm(
+    ending: Ending, limit: Limit, is_interrupted: bool
+) -> None:
+    """The main thread is interrupted again while the thread that ends the run is in `finishing`, or ends before."""
+    goes_on = threading.Event()
 
     def end_slowly(code: int, failed: bool) -> None:
-        with end.finishing():
+        with ending.process.finishing():
             assert goes_on.wait(20)
-            codes.note(code, failed)
+            time.sleep(0.3 * (not is_interrupted))
+            ending.note(code, failed)
 
     limit(registry, _AT_A_TIME=0.1)
-    end = catching_sigterm(end_slowly)
-    with instead_of_a_kill(kill) as exits:
+    ending.catch_sigterm(end_slowly)
+    with nullcontext() if is_interrupted else mock.patch.object(threading.Timer, "start"):
         signal.raise_signal(signal.SIGTERM)
-        limit(registry, _AT_A_TIME=20.0)  # in which a busy machine lets the main thread handle the signal
-        goes_on.set()
-        assert kill.done.wait(20)
-    assert kill.seen == [[(143, True)]]
-    assert exits == []
+    limit(registry, _AT_A_TIME=20.0)  # in which a busy machine lets the main thread handle the signal
+    goes_on.set()
+    if not is_interrupted:
+        ending.at_exit[0]()
+    assert ending.is_killed.wait(20)
+    assert ending.seen == [[(143, True)]]
+    assert ending.exits == []
 
 
-def test_the_end_of_the_main_thread_after_sigterm_waits_for_the_run(codes: Codes, limit: Limit) -> None:
-    kill, goes_on = Kill(codes), threading.Event()
-
-    def end_slowly(code: int, failed: bool) -> None:
-        assert goes_on.wait(20)
-        time.sleep(0.3)
-        codes.note(code, failed)
-
-    limit(registry, _AT_A_TIME=0.1)
-    catching_sigterm(end_slowly)
-    with instead_of_a_kill(kill):
-        with mock.patch.object(threading.Timer, "start"):  # the main thread is not interrupted again
-            signal.raise_signal(signal.SIGTERM)
-        goes_on.set()
-        _AT_EXIT[0]()
-    assert kill.seen == [[(143, True)]]
-
-
-def test_sigterm_does_not_interrupt_finishing_a_run(codes: Codes) -> None:
-    kill, end = Kill(codes), catching_sigterm(codes.note)
-    with instead_of_a_kill(kill), end.finishing():
-        signal.raise_signal(signal.SIGTERM)
-        codes.note(0, failed=False)  # uploaded
-    assert kill.seen == [[(0, False)]]
-
-
-@pytest.mark.usefixtures("codes")  # else SIGTERM is due at the end of this process
+@pytest.mark.usefixtures("ending")  # else SIGTERM is due at the end of this process
 def test_sigterm_while_a_session_is_closed_waits_for_the_end_of_its_run(fake_wandb: FakeWandb) -> None:
-    killed: list[list[int | None]] = []
-    act = lambda *_: killed.append(list(fake_wandb.runs[0].exit_codes))  # noqa: E731
     signalled = mock.patch.object(watcher, "stop", side_effect=lambda: signal.raise_signal(signal.SIGTERM))
-    own = mock.patch.object(registry, "process_end", ProcessEnd(lambda *_: None))
-    with own, signalled, mock.patch.object(os, "_exit"), instead_of_a_kill(act):
+    codes: list[int | None] = []
+    killed = mock.patch.object(os, "kill", side_effect=lambda *_: codes.extend(fake_wandb.runs[0].exit_codes))
+    with mock.patch.object(registry, "process_end", ProcessEnd(lambda *_: None)), signalled, killed:
         dist_wandb.init().finish()  # forgets the session, and ends its run after that
-    assert killed == [[None]]
+    assert codes == [None]
 
 
 @pytest.mark.parametrize("when", ["before the end of the runs", "during it"])
 def test_sigterm_where_no_thread_can_be_started_ends_the_process_after_the_runs(
-    codes: Codes, monkeypatch: pytest.MonkeyPatch, when: str
+    ending: Ending, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Python 3.12 and later start none during shutdown."""
-    kill = Kill(codes)
 
     def end_runs(code: int, failed: bool) -> None:
         if when == "during it":
             signal.raise_signal(signal.SIGTERM)
-        codes.note(code, failed)
+        ending.note(code, failed)
 
-    catching_sigterm(end_runs)
+    ending.catch_sigterm(end_runs)
     with pytest.raises(SystemExit):
         sys.exit(3)
     monkeypatch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't create new thread")))
-    with instead_of_a_kill(kill):
-        if when != "during it":
-            signal.raise_signal(signal.SIGTERM)
-        assert kill.seen == []
-        _AT_EXIT[0]()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert kill.seen == [codes] == [[(3, False) if when == "during it" else (143, True)]]
+    if when != "during it":
+        signal.raise_signal(signal.SIGTERM)
+    assert ending.seen == []
+    ending.at_exit[0]()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert ending.seen == [ending.codes] == [[(3, False) if when == "during it" else (143, True)]]
 
 
 @pytest.mark.usefixtures("fake_wandb")

@@ -1,4 +1,4 @@
-"""Sessions of one rank over a stand-in for wandb: arguments, the current session, rows, and the run behind it."""
+"""Sessions of one rank over a stand-in for wandb: arguments, the announcement, rows, and the run behind it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import contextlib
 import inspect
 import re
 from dataclasses import fields
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from docstrings import documented_options
 from fakes import TWO, FakeWandb, Job, on_ranks
+from new_process import begin_new_process
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError, TopologyError
+from dist_wandb.job.topology import Topology
 from dist_wandb.session.api import get_run
+from dist_wandb.session.notices import announcement
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import holds
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import CONFIG_SYNCS, OPTION_NAMES, SYSTEM_METRICS, Limits, Options
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, plan_run
 
 ALL_MODES = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
 
@@ -117,23 +120,12 @@ def test_logging_without_a_session_warns_once_unless_another_rank_may_have_one(
         get_run().log({"loss": 1.0}, step=1)
     (message,) = caplog.messages
     assert "no session was opened in this process, so nothing is logged. Call dist_wandb.init()" in message
-
-
-@pytest.mark.usefixtures("fake_wandb")
-def test_logging_after_a_session_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
+    begin_new_process(monkeypatch)
+    caplog.clear()
+    monkeypatch.delenv("WORLD_SIZE")
     dist_wandb.init().finish()
     get_run().log({"loss": 1.0})
-    assert caplog.messages == []
-
-
-def test_log_does_not_change_its_argument(fake_wandb: FakeWandb) -> None:
-    metrics = {"loss": 0.5}
-    session = dist_wandb.init()
-    session.log(MappingProxyType(metrics), step=7)
-    session.log({"accuracy": 0.9}, step=7)
-    assert session.flush()
-    assert metrics == {"loss": 0.5}
-    assert len(fake_wandb.runs[0].rows) == 1
+    assert caplog.messages == [], "there was a session"
 
 
 @pytest.mark.parametrize("axis", ["trainer/global_step", None])
@@ -272,3 +264,43 @@ def test_an_inconsistent_environment_is_refused(fake_wandb: FakeWandb, monkeypat
     with pytest.raises(TopologyError, match=r"global_rank=2 \(RANK .* must be less than world_size=2 \(RANK|WORLD"):
         dist_wandb.init()
     assert fake_wandb.arguments == []
+
+
+# --- the announcement -------------------------------------------------------------------------------------------------
+
+
+SINGLE = Topology.single()
+ONE_NODE = Topology(0, 0, 0, 2, 2, 1)
+FIRST_NODE = Topology(0, 0, 0, 4, 2, 2)
+SECOND_NODE = Topology(2, 0, 1, 4, 2, 2)
+NODES_UNKNOWN = Topology(0, None, None, 4, None, None)
+
+EACH = "a run for each rank in the group exp; that of rank 0 is exp-rank-0 (x)"
+OF_NODE = "a run for each rank of node 1 in the group exp-worker-1; that of rank 2 is exp-worker-1-rank-0 (x)"
+EXPECTED: list[tuple[Topology, str, str, str]] = [
+    (SINGLE, "shared", "worker", "1 rank on 1 node: one run: exp (x)"),
+    (ONE_NODE, "auto", "worker", "2 ranks on 1 node: one run for all ranks: exp (x)"),
+    (SECOND_NODE, "auto", "worker", "4 ranks on 2 nodes: one run for the ranks of node 1: exp-worker-1 (x)"),
+    (FIRST_NODE, "shared", "global", "4 ranks on 2 nodes: one run, written by all ranks: exp (x)"),
+    (SECOND_NODE, "shared", "worker", "4 ranks on 2 nodes: one run, written by the ranks of node 1: exp-worker-1 (x)"),
+    (FIRST_NODE, "new", "global", f"4 ranks on 2 nodes: {EACH}"),
+    (SECOND_NODE, "new", "worker", f"4 ranks on 2 nodes: {OF_NODE}"),
+    (NODES_UNKNOWN, "new", "global", f"4 ranks: {EACH}"),
+]
+WITH_URL = [  # of the user's group
+    ("auto", None, "one run in the group night for all ranks: exp (x)"),
+    ("auto", "https://w", "one run in the group night (https://w) for all ranks: exp (x)"),
+    ("shared", "https://w", "one run in the group night (https://w), written by all ranks: exp (x)"),
+    ("new", "https://w", "a run for each rank in the group night (https://w); that of rank 0 is exp-rank-0 (x)"),
+]
+
+
+def test_the_announcement_has_mode_scope_ranks_place_and_group_but_no_unknown_id() -> None:
+    for topology, mode, scope, expected in EXPECTED:
+        line = announcement(topology, plan_run(topology, mode, scope, "exp"), "x", None)
+        assert line == f"dist_wandb: run_mode={mode}, rank_scope={scope}, {expected}"
+    for mode, url, expected in WITH_URL:
+        line = announcement(ONE_NODE, plan_run(ONE_NODE, mode, "global", "exp", group="night"), "x", url)
+        assert line.endswith(f"2 ranks on 1 node: {expected}")
+    line = announcement(SINGLE, plan_run(SINGLE, "auto", "global", None), "https://w", None)
+    assert line.endswith("one run: (https://w)")

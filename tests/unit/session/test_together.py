@@ -1,29 +1,36 @@
-"""Rows of sessions of several ranks, and how such sessions end. Ranks are threads."""
+"""Rows of sessions of several ranks, of which some may be late, or not contribute. Ranks are threads."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
 import threading
 import time
 import warnings
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchmetrics
-from fakes import TWO, FakeWandb, Job, Meeting, on_ranks, open_rank
+from fakes import TWO, FakeWandb, Job, Meeting, on_ranks, open_rank, ranks
 from limits import Limit
+from simulation import Store, World, simulated
 from units import SOON, eventually, live_exchanges, waiting_for
 
 import dist_wandb
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.exchange.membership import generations
 from dist_wandb.job.timed_caller import STORE_PATIENCE
 from dist_wandb.job.topology import Topology
+from dist_wandb.payloads.gathers import gathered_table
+from dist_wandb.session import opener
 from dist_wandb.session.session import Session
+from dist_wandb.settings.options import Limits, Options
 from dist_wandb.transformers import without_second_sum
 
 
@@ -136,14 +143,16 @@ def test_text_that_the_primary_never_logs_is_named(job: Job, caplog: pytest.LogC
     assert "rank 1 logged values of 'nested.list' (and 1 more) that are not reduced, and rank 0 did not" in message
 
 
-@pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7), True], ids=["numpy", "torch", "bool"])
-def test_a_step_may_be_any_integer(job: Job, fake_wandb: FakeWandb, step: Any) -> None:
+@pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7), True, 2**31 - 1, 2**31, 2**40, 2**53], ids=repr)
+def test_a_step_may_be_any_integer_and_as_large_as_token_counts(job: Job, fake_wandb: FakeWandb, step: Any) -> None:
     sessions = job(TWO)
-    for session in sessions:
-        session.log({"loss": 0.5}, step=step)
+    for rank, session in enumerate(sessions):
+        session.log({"loss": rank}, step=step)
+        session.log({"val": rank})
     assert all_flushed(sessions)
-    ((row, _),) = fake_wandb.runs[0].logged
-    assert (row["global_step"], type(row["global_step"])) == (int(step), int)
+    (row,) = fake_wandb.runs[0].rows
+    assert row == {"loss": 0.5, "val": 0.5, "global_step": int(step)}  # as in wandb
+    assert type(row["global_step"]) is int
 
 
 def test_calls_of_one_step_are_one_row_also_if_another_thread_was_the_first_to_log(
@@ -283,20 +292,6 @@ def test_a_rank_does_not_write_the_run_because_the_store_stands_still(
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": 0.5, "global_step": 0}]]
 
 
-@pytest.mark.parametrize("options", [{"run_mode": "new"}, {"reduce": None}, {"run_mode": "shared", "reduce": None}])
-def test_every_rank_writes_its_own_numbers_without_reduction(
-    job: Job, fake_wandb: FakeWandb, options: dict[str, Any]
-) -> None:
-    sessions = job(TWO, **options)
-    for rank, session in enumerate(sessions):
-        assert not session.reduces
-        session.log({"loss": float(rank)}, step=0)
-    assert all_flushed(sessions)
-    rows = [row for run in fake_wandb.runs for row in run.rows]
-    assert all(row.get("loss") in (None, 0.0, 1.0) for row in rows)
-    assert len(rows) == len(fake_wandb.runs)
-
-
 INVALID_ROWS: list[tuple[tuple[Any, ...], str]] = [
     (([("loss", 0.5)],), "log was given list on rank 1, but it takes a mapping"),
     ((None,), "log was given NoneType on rank 1"),
@@ -426,3 +421,110 @@ def test_patterns_do_not_warn_if_used_or_if_nothing_was_logged(
         if metrics:
             session.log(metrics, 0)
     assert warned_at_the_end(sessions) == []
+
+
+# --- units of a mesh --------------------------------------------------------------------------------------------------
+
+
+FOUR = ranks(4)
+
+
+def log_ranks(sessions: list[Session]) -> None:
+    for rank, session in enumerate(sessions):
+        session.log({"loss": 2.0**rank}, step=1)
+    assert sum(session.flush() for session in sessions) == len(sessions)
+
+
+def test_the_mean_is_that_of_the_unit_and_other_ranks_open_no_run(job: Job, fake_wandb: FakeWandb) -> None:
+    sessions = job(FOUR, unit=[0, 2], spread="loss")
+    log_ranks(sessions)
+    (run,) = fake_wandb.runs
+    spread = {"loss/min": 1.0, "loss/max": 4.0, "loss/std": 1.5, "loss/argmax_rank": 2}
+    assert run.rows == [{"loss": 2.5, **spread, "global_step": 1}]
+    assert [bool(session.run) for session in sessions] == [True, False, False, False]
+    assert {session.id for session in sessions} == {run.id}
+    assert [session.reduces for session in sessions] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("run_mode", "ids"), [("shared", {"exp"}), ("new", {"exp-rank-1", "exp-rank-3"})])
+def test_only_ranks_of_the_unit_write(job: Job, fake_wandb: FakeWandb, run_mode: str, ids: set[str]) -> None:
+    sessions = job(FOUR, lambda _: {"id": "exp"}, unit=[1, 3], primary_rank=-1, run_mode=run_mode)
+    log_ranks(sessions)
+    assert len(fake_wandb.runs) == 2
+    assert {run.id for run in fake_wandb.runs} == ids
+    assert [bool(session.run) for session in sessions] == [False, True, False, True]
+
+
+def test_a_failed_rank_outside_of_the_unit_fails_the_run(job: Job, fake_wandb: FakeWandb) -> None:
+    sessions = job(FOUR, unit=[0, 2])
+    sessions[1].finish(exit_code=7)
+    for session in (sessions[3], sessions[2], sessions[0]):
+        session.finish(exit_code=1)
+    assert fake_wandb.runs[0].exit_codes == [7]
+
+
+def test_rows_of_ranks_outside_of_the_unit_are_checked_but_not_written(job: Job, fake_wandb: FakeWandb) -> None:
+    sessions = job(FOUR, unit=[0])
+    with pytest.raises(DistWandbError):
+        sessions[3].log({"loss": 1.0}, step=-1)
+    sessions[3].log({"rows": gathered_table(["x"], [[1]])}, step=1)
+    sessions[3].log({"loss": 9.0}, step=1)
+    sessions[0].log({"loss": 1.0}, step=1)
+    assert sum(session.flush() for session in sessions) == len(sessions)
+    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 1}]
+
+
+def test_a_primary_outside_of_its_unit_is_refused(job: Job) -> None:
+    with pytest.raises(ConfigurationError, match=r"Rank 0 is the primary of the job, but it is not in unit=\[2, 3\]"):
+        job(FOUR, unit=[2, 3])
+
+
+def test_the_announcement_names_the_unit(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    job(FOUR, unit=[0, 2])
+    assert "4 ranks on 1 node: one run for ranks 0, 2:" in capsys.readouterr().err
+
+
+# --- what all this asks the store, on a simulated clock ---------------------------------------------------------------
+
+
+SIZE = 32
+PER_NODE = 4
+
+
+def of_nodes(rank: int) -> Topology:
+    return Topology(rank, rank % PER_NODE, rank // PER_NODE, SIZE, PER_NODE, SIZE // PER_NODE)
+
+
+def of_unknown_nodes(rank: int) -> Topology:
+    return Topology(rank, None, None, SIZE, None, None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "scope", "place", "most"),  # keys of a rank, on average; a tenth of one for each other rank is too many
+    [
+        ("auto", "global", of_nodes, 65),
+        ("auto", "worker", of_nodes, 60),
+        ("shared", "global", of_unknown_nodes, 82),
+        ("new", "global", of_nodes, 24),
+    ],
+)
+def test_store_requests_per_rank_are_independent_of_the_number_of_ranks(
+    meeting: Meeting, mode: str, scope: str, place: Callable[[int], Topology], most: int
+) -> None:
+    world, values, counts, ended = World(message=1e-4, call=2e-4), dict[str, bytes](), Counter[str](), list[int]()
+    meeting.store_of = lambda _: Store(values, counts)  # type: ignore[assignment, return-value]
+    options = Options(run_mode=mode, rank_scope=scope, limits=Limits())  # type: ignore[arg-type]
+
+    def use(rank: int) -> None:
+        session = opener.open_session(options, {}, integration="test", topology=place(rank), number=1)
+        for step in range(10):
+            session.log({"loss": 1.0}, step=step)
+        session.flush()
+        session.finish()
+        ended.append(rank)
+
+    with simulated(world):
+        for rank in range(SIZE):
+            world.start(rank, functools.partial(use, rank))
+        world.run(lambda: len(ended) == SIZE)
+    assert counts["keys"] / SIZE <= most

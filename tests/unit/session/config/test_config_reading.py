@@ -1,33 +1,42 @@
-"""One config on all ranks: reads and writes on each rank."""
+"""One config on all ranks: reads and writes on each rank, what a rank waits for, and when it asks the store."""
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import math
+import pickle
+import threading
 import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import wandb
-from config_jobs import HEARTBEAT, NESTED, NODES, Colour, Open, alike, reads, sync_of
-from fakes import THREE, TWO, FakeWandb, Job
+from config_jobs import HEARTBEAT, NESTED, NODES, Colour, Open, alike, begin_to_open, connection_of, reads, sync_of
+from fakes import THREE, TWO, FakeWandb, Job, Meeting, on_ranks
 from limits import Limit
 from processes import wait_until
+from units import eventually
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.topology import Topology
+from dist_wandb.session import job_link, registry
 from dist_wandb.session.config import own_config, sync
+from dist_wandb.session.config.sync import ConfigSync
 from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import encoded, given_values, publishable, without_secrets
+from dist_wandb.settings.options import Limits, Options
 
 
 def test_a_rank_that_has_used_other_values_before_its_session_says_so_once(open_rank: Open) -> None:
@@ -120,6 +129,11 @@ def test_the_config_of_a_rank_without_a_run_behaves_like_that_of_wandb(job: Job)
             _ = config.none
         with pytest.raises(AttributeError):
             _ = config.__deepcopy_it__
+    for twin in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):  # noqa: S301
+        assert twin.net == twin["net"] == {"h": 3}
+        assert twin.as_dict() == {"lr": 0.1, "net": {"h": 3}}
+        with pytest.raises(AttributeError, match="none"):
+            _ = twin.none
 
 
 def test_an_empty_config_in_a_world_of_one_has_length_0_but_is_true(open_rank: Open) -> None:
@@ -177,7 +191,8 @@ def test_what_a_rank_without_a_run_writes_reads_as_wandb_shows_it(job: Job) -> N
     assert dict(second.config) == dict(config.items())
 
 
-def test_writes_on_a_rank_without_a_run_last_until_the_primary_changes_the_value(job: Job) -> None:
+def test_a_write_lasts_until_the_primary_changes_the_value_and_one_of_all_ranks_is_read_at_once(job: Job) -> None:
+    """The slower rank's value is not published yet, or an older one is."""
     first, second = job(TWO, alike({"lr": 0.1, "n": 1}))
     second.config.lr = 0.2
     time.sleep(2 * HEARTBEAT)
@@ -185,16 +200,11 @@ def test_writes_on_a_rank_without_a_run_last_until_the_primary_changes_the_value
     first.config.n = 1
     first.config.update({"lr": 0.3}, allow_val_change=True)
     assert reads(second, {"lr": 0.3, "n": 1})
-
-
-def test_a_write_made_on_all_ranks_is_read_at_once(job: Job) -> None:
-    """The slower rank's value is not published yet, or an older one is."""
-    first, second = job(TWO, alike({"lr": 0.1}))
     for value in (1, 2, 3):
         for session in (first, second) if value % 2 else (second, first):
             session.config.update({"epoch": value}, allow_val_change=True)
             assert session.config.epoch == value
-    assert reads(second, {"lr": 0.1, "epoch": 3})
+    assert reads(second, {"lr": 0.3, "n": 1, "epoch": 3})
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared"])
@@ -204,15 +214,6 @@ def test_extra_values_given_to_a_rank_are_not_in_the_config(
 ) -> None:
     _, second = job(TWO, {0: config, 1: {"lr": 0.1, "more": 1}}, run_mode=mode)
     assert dict(second.config) == (config or {})
-
-
-@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_a_write_has_precedence_over_unseen_changes(job: Job, mode: str) -> None:
-    first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, limits={"heartbeat": 1000.0})
-    first.config.update({"n": 1})
-    second.config.update({"n": 2})
-    sync_of(second).refresh(at_once=True)
-    assert second.config.n == 2
 
 
 WRITES: dict[str, Callable[[Session], object]] = {
@@ -432,3 +433,208 @@ def test_other_values_of_a_trial_can_be_written_on_all_ranks(open_rank: Open, fa
     for session in reversed(sessions):
         session.config.update({"epochs": 5}, allow_val_change=True)
         assert dict(session.config) == {"lr": 0.5, "epochs": 5, "batch": 8}
+
+
+# --- waiting, and reads without the others ----------------------------------------------------------------------------
+
+
+def test_reading_the_config_waits_until_the_primary_has_opened_its_run(open_rank: Open) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2}, config_sync="off")
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.append(second.config["lr"]))
+    reader.start()
+    time.sleep(0.1)
+    assert found == []
+    open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
+    reader.join(30)
+    assert found == [0.1]
+
+
+@pytest.mark.parametrize(("sweep", "name"), [("", "lr"), ("which may have a value of it", "own")])
+def test_reads_wait_once_in_all_with_one_warning_for_a_primary_that_opens_no_run(
+    open_rank: Open, store: dist.Store, monkeypatch: pytest.MonkeyPatch, sweep: str, name: str
+) -> None:
+    begin_to_open(store)
+    second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, limits={"join_timeout": 1.0})
+    second.config.update({"own": 1})
+    assert second.config.own == 1  # known on this rank, so it does not wait
+    monkeypatch.setenv("WANDB_SWEEP_ID", sweep)
+    with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run .* 1 s"):
+        assert second.config[name] in (0.2, 1)
+
+    def poll_once(is_settled: Callable[[], object], *_: Any) -> None:
+        if is_settled() is None:
+            pytest.fail("it waits again")
+
+    with warnings.catch_warnings(), mock.patch.object(job_link, "poll", poll_once):
+        warnings.simplefilter("error")
+        assert dict(second.config) == {"lr": 0.2, "p": Path("x"), "own": 1}
+        assert (second.id, second.name, second.id) == (None, None, None)
+
+
+def test_reads_do_not_wait_for_a_primary_whose_init_has_failed(open_rank: Open) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2}, config_sync="off")
+    with mock.patch("wandb.init", side_effect=ValueError("wrong")), pytest.raises(ValueError, match="wrong"):
+        open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run"):
+        assert second.config.lr == 0.2
+    assert time.monotonic() < began + 15  # of 30 s
+
+
+def test_reads_wait_for_the_rank_that_writes_the_run_without_a_primary(open_rank: Open) -> None:
+    limits = {"join_timeout": 1.0}
+
+    def read(index: int) -> tuple[Any, ...]:
+        session = open_rank(THREE[index + 1], {"lr": 0.1 * index}, limits=limits, config_sync="off")
+        config = session.config
+        config.update({"own": index})
+        return session.id, session.name, config.lr, config, session
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (first_id, name, lr, _, first), (second_id, second_name, second_lr, config, _) = on_ranks(2, read)
+        assert (second_id, second_name, second_lr) == (first_id, name, lr)
+        assert first_id is not None
+        first.config.update({"steps": 7})
+        eventually(lambda: config.get("steps") == 7)
+    assert dict(config) == {"lr": 0.0, "steps": 7, "own": 1}
+
+
+def test_a_rank_reads_its_given_config_until_there_is_a_store(open_rank: Open, meeting: Meeting) -> None:
+    with warnings.catch_warnings(record=True) as caught:  # another thread may find the store, and compare, at any time
+        warnings.simplefilter("always")
+        with mock.patch.object(meeting, "store_of", return_value=None):  # before the process group
+            first, second = (open_rank(TWO[rank], {"lr": 0.1 * (rank + 1)}) for rank in range(2))
+            assert second.config.lr == 0.2
+        first.config.update({"steps": 7})
+        assert reads(second, {"lr": 0.1, "steps": 7})
+    texts = [str(warning.message) for warning in caught]
+    assert ["the job has no store yet" in text for text in texts].count(True) == 1
+    assert ["were given different configs" in text for text in texts].count(True) == 1
+
+
+def test_the_config_stays_readable_and_writable_if_the_store_is_gone(job: Job, meeting: Meeting) -> None:
+    outage = meeting.outage()
+    first, second = job(TWO, alike({"lr": 0.1}))
+    assert second.config.lr == 0.1
+    outage.begin()
+    time.sleep(2 * HEARTBEAT)
+    first.config.update({"steps": 7})
+    second.config.update({"own": 1})
+    assert (dict(first.config), dict(second.config)) == ({"lr": 0.1, "steps": 7}, {"lr": 0.1, "own": 1})
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "new"])
+def test_a_fork_requests_nothing_from_the_store(job: Job, run_mode: str) -> None:
+    sessions = job(TWO, alike({"lr": 0.1}), run_mode=run_mode)
+    asked_by: list[threading.Thread] = []
+
+    def noted(ask: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *key: (asked_by.append(threading.current_thread()), ask(*key))[1]  # type: ignore[func-returns-value]
+
+    for session in sessions:
+        connection = connection_of(session)
+        connection.try_get = noted(connection.try_get)
+    time.sleep(2 * HEARTBEAT)
+    for session in sessions:
+        registry.shutdowns[session].relay.prepare_fork()
+    assert threading.current_thread() not in asked_by
+
+
+def test_the_config_stays_readable_after_the_end_without_requests(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
+    second.finish(1)
+    first.config.update({"steps": 7})
+    sync_of(second).refresh(at_once=True)
+    assert dict(second.run.config) == {"lr": 0.1}
+    first.finish(1)
+    assert dict(first.config) == {"lr": 0.1, "steps": 7}
+    (late,) = job(TWO[1:], {0: {"lr": 0.2}}, limits={"join_timeout": 60.0}, reduce=None, number=2)
+    late.finish(1)
+    assert dict(late.config) == {"lr": 0.2}, "it has read none before"
+
+
+# --- when a thread polls: each poll is a request to the store ---------------------------------------------------------
+
+
+class Rank(ConfigSync):
+    """A rank's refreshes and polls, on a simulated clock."""
+
+    def __init__(self, heartbeat: float, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(Options(limits=Limits(heartbeat=heartbeat)), TWO[1], None, {})
+        self.now = 100.0
+        self.refreshes: list[float] = []
+        self.polls: list[float] = []
+        self.failure: Exception | None = None
+        patch.setattr(sync, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def update(self, polls: bool) -> None:
+        self.refreshes.append(self.now - 100.0)
+        if polls:
+            self.polls.append(self.now - 100.0)
+            if self.failure is not None:
+                raise self.failure
+
+    def idle(self, seconds: float, published: float, every: float = 1.0) -> None:
+        """Run rounds without messages."""
+        for _ in range(round(seconds / every)):
+            self.in_background(published)
+            self.now += every
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    return Rank(1.0, monkeypatch)
+
+
+def test_a_rank_without_reports_of_news_polls_seldom_and_else_at_once(rank: Rank) -> None:
+    rank.idle(30, published=0.0)
+    assert rank.polls == [0, 10, 20]
+    assert rank.refreshes == list(range(30))
+    rank.now += 0.25  # not at the time of a heartbeat
+    before = len(rank.refreshes)
+    rank.idle(12, published=1.0, every=0.125)  # rounds in quick succession
+    assert rank.polls[3:] == [30.25, 40.25]
+    assert len(rank.refreshes) == before + 12
+
+
+def test_a_reader_polls_once_per_heartbeat_whatever_the_thread_does(rank: Rank) -> None:
+    rank.idle(16, published=0.0)
+    before = len(rank.polls)
+    for _ in range(8):
+        rank.refresh()
+        rank.now += 0.5
+    assert rank.polls[before:] == [16, 17, 18, 19]
+
+
+def test_an_error_of_the_config_does_not_end_the_thread(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
+    rank.failure = ValueError("broken")
+    rank.idle(3, published=1.0)
+    rank.failure = None
+    rank.idle(2, published=2.0)
+    assert rank.refreshes == [0, 1, 2, 3, 4]
+    (message,) = caplog.messages
+    assert message == "dist_wandb: rank 1 could not bring its config up to date"
+
+
+def test_a_report_that_comes_while_another_thread_writes_is_not_lost(rank: Rank) -> None:
+    """The thread whose rounds other ranks wait for does not wait for it."""
+    rank.idle(25, published=0.0)
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with rank.undisturbed():  # which polls before and after it
+            has_begun.set()
+            is_over.wait(60)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    assert has_begun.wait(60)
+    before = len(rank.polls)
+    rank.idle(1, published=1.0)
+    assert len(rank.polls) == before
+    is_over.set()
+    writing.join()
+    rank.idle(1, published=1.0)
+    assert rank.polls[before:] == [26, 26]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import multiprocessing
 import os
@@ -190,7 +189,9 @@ def test_rows_of_forks_and_their_forks_arrive(fake_wandb: FakeWandb) -> None:
             os._exit(in_fork(lambda: session.log({"loss": 3.0})))
 
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert own_sockets() == [], "it listens only after the first fork"
         assert in_fork(work) == 0
+        assert len(own_sockets()) == 1
         session.log({"loss": 4.0})
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3, 4]
@@ -279,16 +280,7 @@ def test_invalid_input_is_an_error_in_the_child(arguments: tuple[Any, ...]) -> N
         through_a_pickle(session).log(*arguments)
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_the_relay_listens_only_after_the_first_fork() -> None:
-    with dist_wandb.init():
-        assert own_sockets() == []
-        assert in_fork(lambda: None) == 0
-        assert len(own_sockets()) == 1
-    assert own_sockets() == []
-
-
-def test_a_client_without_the_key_is_not_served(served: Served) -> None:
+def test_a_client_without_the_key_is_not_served_and_dropped_after_the_timeout(served: Served, limit: Limit) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(socket_name(served.key))
         connection = Connection(os.dup(client.fileno()))
@@ -301,6 +293,8 @@ def test_a_client_without_the_key_is_not_served(served: Served) -> None:
     child = served.child()
     child.log({"loss": 2.0})
     assert child.flush()
+    limit(relay, HANDSHAKE=0.3)
+    be_dropped(served.key)
     served.relay.close()
     assert [arguments[0] for arguments in served.taken] == [{"loss": 2.0}]
     assert served.relay.open() is None
@@ -359,11 +353,6 @@ def be_dropped(key: bytes) -> None:
         client.settimeout(_PATIENCE)
         client.connect(socket_name(key))
         assert client.recv(1) == b""
-
-
-def test_an_unauthenticated_client_is_dropped_after_the_timeout(served: Served, limit: Limit) -> None:
-    limit(relay, HANDSHAKE=0.3)
-    be_dropped(served.key)
 
 
 def test_other_users_are_rejected_before_anything_is_sent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,13 +429,12 @@ def test_a_failed_session_does_not_wait_for_its_children(fake_wandb: FakeWandb, 
     assert fake_wandb.runs[0].exit_codes == [1]
 
 
-def read_the_facts(session: dist_wandb.Session) -> None:
-    assert (session.config["lr"], session.config.lr) == (0.1, 0.1)
-    assert session.id in ("exp", None)
-
-
 def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job) -> None:
     sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1, "net": {"width": 3}}})
+
+    def facts(session: dist_wandb.Session) -> bool:
+        return (session.config["lr"], session.config.lr) == (0.1, 0.1) and session.id in ("exp", None)
+
     for session in sessions:
         copy = through_a_pickle(session)
         assert (copy.id, copy.url) == ("exp", session.url)
@@ -455,7 +443,7 @@ def test_children_of_ranks_without_a_run_have_the_same_facts(job: Job) -> None:
         assert (copy.config.lr, session.config["lr"]) == (0.2, 0.1)
         with pytest.raises(AttributeError, match="the config has no 'epochs'"):
             _ = copy.config.epochs
-        assert in_fork(functools.partial(read_the_facts, session)) == 0
+        assert in_fork(lambda session=session: os._exit(not facts(session))) == 0  # type: ignore[misc]
     on_ranks(2, lambda rank: sessions[rank].finish())
 
 

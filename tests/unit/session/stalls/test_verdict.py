@@ -58,15 +58,12 @@ def more(pid: int) -> str:
     return f" To see more: `py-spy dump --pid {pid}` on gpu-7."
 
 
-def test_a_rank_asleep_in_the_data_set_is_named_with_its_call() -> None:
+def test_a_rank_asleep_in_the_data_set_is_named_with_its_call_or_its_line() -> None:
     ranks = [waiting(rank) for rank in (0, 1, 2, 4, 5, 6, 7)]
     assert said(*ranks, answer(3, READ)) == (
         "Ranks 0-2, 4-7 wait in all_reduce (train.py:88); rank 3 is calling sleep at data.py:41, read_batch."
         + more(1003)
     )
-
-
-def test_without_the_name_of_the_call_there_is_the_line() -> None:
     assert said(waiting(0), answer(1, READ._replace(called=""))) == (
         "Rank 0 waits in all_reduce (train.py:88); rank 1 stands at data.py:41, read_batch." + more(1001)
     )
@@ -209,18 +206,12 @@ def test_of_a_rank_that_does_not_answer_its_process_is_described(kind: Any, text
     assert said(waiting(0), absent(1, kind), slow=kind == "finished") == expected
 
 
-def test_a_rank_with_a_recent_sign_may_be_slow() -> None:
+def test_nothing_is_told_after_a_recent_sign_if_nobody_waits_and_of_a_debugger() -> None:
     assert judged(waiting(0), waiting(1, quiet=149.0)) is None
     assert judged(waiting(0), waiting(1, quiet=151.0)) is not None
-
-
-def test_if_nobody_waits_nothing_is_told() -> None:
     busy = [answer(rank, READ, does="busy") for rank in range(2)]
     assert judged(*busy, is_final=True) is None
     assert judged(busy[0], absent(1, "stopped"), is_final=True) is None
-
-
-def test_nothing_is_told_of_a_job_with_a_debugger() -> None:
     prompt = Frame("/usr/lib/python3.11/cmd.py", 126, "cmdloop", "pdb", False)
     assert judged(waiting(0), answer(1, STEP, prompt), is_final=True) is None
     assert judged(waiting(0), answer(1, STEP), is_final=True) is not None

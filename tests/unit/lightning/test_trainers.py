@@ -1,10 +1,12 @@
-"""The weights behind Lightning's epoch means, read from a real Trainer: weighted, the ranks' means are exact."""
+"""What the logger does in a Trainer: the weights behind epoch means, Lightning's advice on sync_dist, and timings."""
 
 from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,14 +17,20 @@ from unittest import mock
 import lightning
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+import torch.distributed as dist
+from fakes import FakeWandb
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.connectors.logger_connector import result
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning_trainers import quiet_trainer
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from dist_wandb import DistWandbLogger
+from dist_wandb import ConfigurationError, DistWandbLogger
 from dist_wandb.lightning.trainers import epoch_weights
 
 pytestmark = pytest.mark.usefixtures("fake_wandb")  # the Trainer uses logger.experiment
@@ -92,15 +100,6 @@ def log_mean(**arguments: Any) -> LogCall:
 # --- rows and weights -------------------------------------------------------------------------------------------------
 
 
-def test_this_version_of_lightning_still_exposes_the_weights() -> None:
-    rows = fit(Module(log_mean(on_epoch=True, on_step=False)), THREE_AND_TWO).rows
-    assert rows[-1][1], (
-        f"Lightning {lightning.__version__} no longer exposes the batch sizes behind its epoch means where "
-        "lightning/trainers.py expects them: Trainer._results, Trainer._logger_connector._first_loop_iter, "
-        "_ResultMetric.cumulated_batch_size. Until it is adapted, epoch means of uneven ranks are means of means."
-    )
-
-
 def test_steps_have_no_weight_and_counts_restart_each_epoch() -> None:
     logger = fit(Module(log_mean(on_epoch=True, on_step=True)), THREE_AND_TWO, max_epochs=2)
     assert [weights for _, weights in logger.with_name("loss_step")] == [{}] * 4
@@ -152,20 +151,26 @@ def test_means_of_an_epoch_have_the_number_of_samples_as_their_weight(
     log_call: LogCall, at_epoch_end: Callable[[Module], None], expected: dict[str, float]
 ) -> None:
     rows = fit(Module(log_call, at_epoch_end), THREE_AND_TWO).rows
-    assert [weights for _, weights in rows] == [*({} for _ in rows[1:]), expected]
+    assert [weights for _, weights in rows] == [*({} for _ in rows[1:]), expected], (
+        f"If Lightning {lightning.__version__} no longer exposes the batch sizes behind its epoch means where "
+        "lightning/trainers.py expects them (Trainer._results, Trainer._logger_connector._first_loop_iter, "
+        "_ResultMetric.cumulated_batch_size), epoch means of uneven ranks are means of means until it is adapted."
+    )
 
 
 @pytest.fixture
-def group_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Create a process group: without one, Lightning does not synchronize."""
+def group(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: ARG001  # must run first
+    """A process group of one: without one, Lightning neither synchronizes values nor advises to."""
     for variable, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(variable, value)
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    result.warning_cache.clear()
     yield
-    distributed.destroy_process_group()
+    result.warning_cache.clear()
+    dist.destroy_process_group()
 
 
-@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.usefixtures("group")
 def test_values_that_lightning_synchronises_have_no_weight() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         module.log("synced", batch.mean(), on_step=False, on_epoch=True, sync_dist=True)
@@ -263,3 +268,143 @@ def test_the_logger_and_its_pickles_and_copies_do_not_keep_the_module() -> None:
     for one in (logger, twin):
         one.log_metrics({"loss": 1.0})
         assert one.rows == [({"loss": 1.0}, {})]
+
+
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+
+def log_by_stage(module: Module, batch: Tensor) -> None:
+    module.log("loss" if module.trainer.training else "val's", batch.sum(), on_epoch=True)
+
+
+def advised(logger: Any, model: Module | None = None, **arguments: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = quiet_trainer(logger, num_sanity_val_steps=0, **arguments)
+        trainer.fit(model or Module(log_by_stage), loader(THREE_AND_TWO), loader(THREE_AND_TWO))
+    messages = [str(warning.message) for warning in caught if "sync_dist=True" in str(warning.message)]
+    return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in messages))
+
+
+@pytest.mark.usefixtures("group")
+def test_advice_is_not_given_if_our_logger_reduces() -> None:
+    assert advised(DistWandbLogger()) == []
+    assert advised([DistWandbLogger(id="a"), DistWandbLogger(id="b", run_mode="new")]) == []
+    model = Module(log_by_stage)
+    Fabric(accelerator="cpu", devices=1).setup(model)  # which makes itself the trainer of the module
+    assert advised(DistWandbLogger()) == []
+    assert advised(False) == ["loss", "val's"]  # a later Trainer without our logger gets the advice as before
+
+
+@pytest.mark.usefixtures("group")
+def test_advice_is_given_if_our_logger_does_not_reduce(tmp_path: Path) -> None:
+    assert advised(DistWandbLogger(reduce=None)) == ["loss", "val's"]
+    result.warning_cache.clear()
+    assert advised([DistWandbLogger(), CSVLogger(tmp_path)]) == ["loss", "val's"]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("monitored", ["val's", "loss_epoch"])
+def test_advice_is_given_for_values_monitored_by_a_callback(monitored: str, tmp_path: Path) -> None:
+    name = monitored.removesuffix("_epoch")
+    assert advised(DistWandbLogger(), callbacks=[EarlyStopping(monitored)]) == [name]
+    result.warning_cache.clear()
+    saving: dict[str, Any] = {"callbacks": [ModelCheckpoint(tmp_path, monitor=monitored)], "enable_checkpointing": True}
+    assert advised(DistWandbLogger(), **saving) == [name]
+
+
+@pytest.mark.usefixtures("group")
+def test_advice_is_given_for_values_monitored_by_a_scheduler() -> None:
+    class Scheduled(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val's"}}
+
+    assert advised(DistWandbLogger(), Scheduled(log_by_stage)) == ["val's"]
+
+
+# --- timings ----------------------------------------------------------------------------------------------------------
+
+
+STEP = ["data", "forward", "backward", None, "optimizer"]
+
+
+class Manual(Module):
+    def __init__(self) -> None:
+        super().__init__(lambda *_: None)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Tensor) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        for _ in range(2):
+            self.manual_backward(super().training_step(batch))
+            optimizer.step()
+
+
+def fit_timed(out: Path, module: Module | None = None, *, timings: bool = True, **arguments: Any) -> Trainer:
+    trainer = quiet_trainer(DistWandbLogger(save_dir=out, timings=timings), **{"limit_val_batches": 0, **arguments})
+    trainer.fit(module or Module(log_mean()), loader(THREE_AND_TWO), loader(THREE_AND_TWO))
+    return trainer
+
+
+def test_rows_have_the_parts_of_the_preceding_steps(
+    parts: list[str | None], fake_wandb: FakeWandb, tmp_path: Path
+) -> None:
+    trainer = fit_timed(tmp_path)
+    assert parts == [*STEP, *STEP, "data", None, None]  # the loader has no third batch; the epoch ends; the training
+    assert trainer.callbacks == []  # type: ignore[attr-defined]  # public, but set elsewhere
+    first, second = (row for row in fake_wandb.runs[0].rows if "loss" in row)
+    names = {"time/data", "time/forward", "time/backward", "time/optimizer", "time/step", "time/busy"}
+    assert names <= first.keys()
+    assert names <= second.keys()
+    assert first["time/step"] >= first["time/data"] + first["time/forward"] + first["time/backward"]
+
+
+def test_without_timings_nothing_is_measured(parts: list[str | None], tmp_path: Path) -> None:
+    fit_timed(tmp_path, timings=False)
+    assert parts == []
+    with pytest.raises(ConfigurationError, match="timings='data' is neither True nor False"):
+        DistWandbLogger(save_dir=tmp_path, timings="data")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # The first is the sanity check; loading continues after a validation.
+        ({"limit_val_batches": 1, "val_check_interval": 1}, [None, *[*STEP, "data", None] * 2, "data", None, None]),
+        ({"accumulate_grad_batches": 2}, [*STEP[:-1], *STEP, "data", None, None]),
+    ],
+    ids=["validation between batches", "accumulated batches"],
+)
+def test_validation_is_not_measured_and_accumulating_batches_have_no_optimizer_part(
+    parts: list[str | None], tmp_path: Path, arguments: dict[str, Any], expected: list[str | None]
+) -> None:
+    fit_timed(tmp_path, **arguments)
+    assert parts == expected
+
+
+def test_manual_optimization_measures_several_passes_in_a_step(parts: list[str | None], tmp_path: Path) -> None:
+    fit_timed(tmp_path, Manual(), limit_train_batches=1)
+    again = ["backward", "forward", "optimizer"]
+    assert parts == ["data", "forward", *again, *again, "data", None, None]
+
+
+def test_an_exception_ends_the_measurement(parts: list[str | None], tmp_path: Path) -> None:
+    def fail(module: Module, _: Tensor) -> None:
+        assert not module.global_step
+
+    with pytest.raises(AssertionError):
+        fit_timed(tmp_path, Module(fail))
+    assert parts == [*STEP, "data", "forward", None]
+
+
+def test_with_ddp_the_forward_pass_starts_after_the_copies_of_buffers(parts: list[str | None], tmp_path: Path) -> None:
+    module = Module(log_mean())
+    with mock.patch.dict(os.environ):  # Lightning changes it
+        try:
+            fit_timed(tmp_path, module, strategy="ddp", devices=1, limit_train_batches=1)
+        finally:
+            dist.destroy_process_group()
+    assert parts == ["data", None, *STEP[1:], "data", None, None]
+    assert not module._forward_pre_hooks
