@@ -73,7 +73,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 def _of_ends(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     spec = evidence.spec
-    if spec.launcher in ("processes", "accelerate"):
+    if spec.launcher == "processes":
         for rank, code in enumerate(evidence.codes):
             if code not in (expected := facts.process_codes(rank)):
                 yield Violation("exit code", f"of the process of rank {rank}: {code}, not {sorted(expected)}")
@@ -87,8 +87,7 @@ def _of_leftovers(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     for name in evidence.alive:
         yield Violation("process left", name)
     forgiven = facts.broken or evidence.spec.has("tmp_gone", "core_kill")
-    theirs = ("torchelastic_", "torchinductor_", *(["tmp"] if evidence.spec.launcher == "lightning" else []))
-    ours = [name for name in evidence.left if not name.startswith(theirs)]  # torch and Lightning leave these
+    ours = [name for name in evidence.left if not name.startswith(("torchelastic_", "torchinductor_"))]  # of torch
     if ours and not forgiven:
         yield Violation("file left", f"{len(ours)} in TMPDIR: {ours[:5]}")
 

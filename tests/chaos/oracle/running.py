@@ -15,6 +15,7 @@ from processes import clean_environment, python, rank_commands, run_job
 
 _PLAYER = Path(__file__).parent / "player.py"
 _SOURCES = Path(__file__).parents[3] / "src"
+_AT_ONCE = 60  # scripts of one job
 _EACH, _START = 12.0, 90.0  # seconds for a script, and for the start of a job, on a busy machine
 
 Runs = dict[str, Recorded]  # by name of the script
@@ -100,23 +101,18 @@ class Stock:
         return f"{name}-peers" if peers and self._forms[name, 1].script != self._forms[name, 0].script else name
 
 
-def judge(scripts: Sequence[Script], variants: Sequence[Variant] = VARIANTS) -> list[Result]:
-    """Run scripts with stock wandb and in all variants, and compare them."""
-    stock = Stock(scripts)
-    results = []
-    for variant in variants:
-        ours = play_ours(scripts, variant)
-        results += [stock.result(script, variant, ours[script.name]) for script in scripts]
-    return results
-
-
 def _play(scripts: Sequence[Script], which: str, variant: Variant) -> Runs:
-    def commands(directory: Path) -> Iterable[Sequence[str | Path]]:
-        file = directory / "scripts.json"
-        file.write_text(to_json(scripts), encoding="utf-8")
-        return started(_PLAYER, which, variant.guard, directory, file, ranks=variant.ranks)
+    runs: Runs = {}
+    for first in range(0, len(scripts), _AT_ONCE):
+        some = scripts[first : first + _AT_ONCE]
 
-    return played([script.name for script in scripts], commands, _START + _EACH * len(scripts))
+        def commands(directory: Path, some: Sequence[Script] = some) -> Iterable[Sequence[str | Path]]:
+            file = directory / "scripts.json"
+            file.write_text(to_json(some), encoding="utf-8")
+            return started(_PLAYER, which, variant.guard, directory, file, ranks=variant.ranks)
+
+        runs |= played([script.name for script in some], commands, _START + _EACH * len(some))
+    return runs
 
 
 def started(script: Path, *arguments: object, ranks: int) -> Iterable[Sequence[str | Path]]:
