@@ -65,7 +65,7 @@ coverage: $(VENV)/.development  ## Measure the line and branch coverage of unit 
 	$(BIN)/coverage report
 
 fuzz: $(VENV)/.development  ## Fuzz the parsers of untrusted input for MINUTES=10 (TARGETS="blob table" selects some)
-	$(BIN)/python tests/fuzz/run_fuzz.py --minutes $(MINUTES) $(TARGETS)
+	MINUTES=$(MINUTES) TARGETS="$(TARGETS)" $(BIN)/python -m pytest --timeout 0 tests/fuzz
 
 format: $(VENV)/.development  ## Format the code and apply automatic fixes
 	$(BIN)/ruff check --fix
