@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -140,9 +141,8 @@ class RecordedRun:
         placed = {client: writer.lines.get(name, {}) for client, writer in self.writers.items()}
         return sum(max(lines, default=-1) + 1 if client == PLAIN else len(lines) for client, lines in placed.items())
 
-    def tail(self, name: str) -> str | None:
-        lines = [line for writer in self.writers.values() for line in writer.ordered(name)]
-        return lines[-1] if lines else None
+    def lines(self, name: str) -> list[str]:
+        return [line for writer in self.writers.values() for line in writer.ordered(name)]
 
 
 @dataclass
@@ -166,9 +166,59 @@ class RecordedArtifact:
 
 
 @dataclass
+class Trial:
+    """One trial: a run that does not exist until an agent has opened it."""
+
+    run_id: str  # id that the server generated for its run
+    values: dict[str, Any]  # values of the sweep's parameters
+    agent: str = ""  # the agent that runs it; empty before any does
+    is_stopped: bool = False  # whether its agent should stop it
+    has_ended: bool = False  # whether its agent has reported that it no longer runs
+
+
+@dataclass
+class RecordedSweep:
+    """A sweep over a grid."""
+
+    name: str  # id of the sweep, as users write it
+    config: dict[str, Any]  # the config passed to ``wandb.sweep``
+    trials: list[Trial] = field(default_factory=list)  # all points of the grid, the last parameter varying fastest
+
+    def __post_init__(self) -> None:
+        parameters = self.config["parameters"]
+        axes = [item["values"] if "values" in item else [item["value"]] for item in parameters.values()]
+        for number, point in enumerate(itertools.product(*axes)):
+            self.trials.append(Trial(f"{self.name}t{number}", dict(zip(parameters, point, strict=True))))
+
+    def commands(self, agent: str, running: Mapping[str, bool]) -> list[dict[str, Any]]:
+        """Stop trials that should be stopped; if none runs, start the next one; if none is left, end the agent."""
+        mine = [trial for trial in self.trials if trial.agent == agent and not trial.has_ended]
+        for trial in mine:
+            trial.has_ended = trial.run_id not in running
+        remaining = [trial for trial in mine if not trial.has_ended]
+        if remaining:
+            return [{"type": "stop", "run_id": trial.run_id} for trial in remaining if trial.is_stopped]
+        following = next((trial for trial in self.trials if not trial.agent), None)
+        if following is None:
+            return [{"type": "exit"}]
+        following.agent = agent
+        values = {name: {"value": value} for name, value in following.values.items()}
+        return [{"type": "run", "run_id": following.run_id, "args": values, "program": self.config.get("program")}]
+
+
+@dataclass
 class Records:
     runs: dict[str, RecordedRun] = field(default_factory=dict)
     artifacts: dict[str, RecordedArtifact] = field(default_factory=dict)
+    sweeps: dict[str, RecordedSweep] = field(default_factory=dict)
+
+    def versions(self, project: str, name: str) -> list[RecordedArtifact]:
+        return [one for one in self.artifacts.values() if (one.project, one.name) == (project, name)]
+
+    def is_stopped(self, run_id: str) -> bool:
+        """Return whether a run is a trial that should be stopped; its own client is informed as well."""
+        trials = (trial for sweep in self.sweeps.values() for trial in sweep.trials)
+        return any(trial.is_stopped for trial in trials if trial.run_id == run_id)
 
     def upsert(self, variables: Mapping[str, Any], client: str) -> tuple[RecordedRun, bool]:
         """Record an upsert; return the run, and whether it is new."""
