@@ -12,7 +12,7 @@ from drawing import seeds_of
 from oracle.cases import CASES
 from oracle.frameworks import FRAMEWORKS, Framework
 from oracle.frameworks import judge as judge_framework
-from oracle.running import VARIANTS, Stock, Variant, play_ours
+from oracle.running import VARIANTS, Stock, Variant, play
 from oracle.scripts import draw
 
 # Steps that go backwards, lag without steps, parts of a row, summaries, failures, mostly with an axis.
@@ -34,13 +34,12 @@ def stock() -> Stock:
 def test_a_script_leaves_the_run_that_stock_wandb_leaves(stock: Stock, variant: Variant) -> None:
     scripts = SCRIPTS[:FEWER] if variant.guard == "init" and IS_CI else SCRIPTS
     scripts = [script for script in scripts if variant.ranks == 1 or script.name not in ALONE]
-    ours = play_ours(scripts, variant)
-    results = [stock.result(script, variant, ours[script.name]) for script in scripts]
-    differing = [str(result) for result in results if result.differences]
-    assert not differing, "\n\n".join(differing)
+    ours = play(scripts, "ours", variant)
+    differing = [text for script in scripts for text in stock.differences(script, variant, ours[script.name])]
+    assert not differing, "\n".join(differing)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 def test_two_ranks_of_a_framework_leave_the_run_of_its_own_class(framework: Framework) -> None:
-    differing = [str(result) for result in judge_framework(framework) if result.differences]
-    assert not differing, "\n\n".join(differing)
+    differing = judge_framework(framework)
+    assert not differing, "\n".join(differing)

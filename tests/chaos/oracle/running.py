@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oracle.comparing import Difference, Terms, compare, side_by_side
+from oracle.comparing import Terms, compare
 from oracle.recorded import Recorded, recorded_runs
 from oracle.scripts import Script, for_stock, to_json
 from processes import clean_environment, python, rank_commands, run_job
@@ -39,26 +39,6 @@ class Variant:
 VARIANTS = (Variant(1), Variant(2), Variant(3), Variant(2, "log"), Variant(2, "init"))
 
 
-@dataclass(frozen=True)
-class Result:
-    name: str  # of the script
-    variant: str
-    differences: list[Difference]  # what differs from stock, except what is intended
-    rows: str  # rows of both runs, side by side
-    script: str = ""  # the script itself, if it was drawn
-
-    @classmethod
-    def of(cls, name: str, variant: str, stock: Recorded, ours: Recorded, terms: Terms, script: str = "") -> Result:
-        return cls(name, variant, compare(stock, ours, terms), side_by_side(stock, ours, terms), script)
-
-    def __str__(self) -> str:
-        head = f"{self.name}, {self.variant}"
-        if not self.differences:
-            return f"{head}: equal"
-        found = "\n".join(f"  {one.kind}: {one.text}" for one in self.differences)
-        return f"{head}: {len(self.differences)} differences\n{self.script}\n{found}\nall rows:\n{self.rows}"
-
-
 def played(names: Sequence[str], commands: Callable[[Path], Iterable[Sequence[str | Path]]], limit: float) -> Runs:
     """Run commands, which are told a directory, on the path of this checkout's package; return their runs by name."""
     path = os.pathsep.join([str(_SOURCES), clean_environment()["PYTHONPATH"]])
@@ -69,11 +49,6 @@ def played(names: Sequence[str], commands: Callable[[Path], Iterable[Sequence[st
         return recorded_runs(here, list(names))
 
 
-def play_ours(scripts: Sequence[Script], variant: Variant) -> Runs:
-    """Run scripts with this package; return their runs by name."""
-    return _play(scripts, "ours", variant)
-
-
 class Stock:
     """What stock wandb leaves of scripts: one job. Some are played a second time, to compare several ranks with."""
 
@@ -81,27 +56,28 @@ class Stock:
         keys = [(script, peers) for script in scripts for peers in (0, 1)]
         self._forms = {(script.name, peers): for_stock(script, has_peers=bool(peers)) for script, peers in keys}
         forms = {self._name(*key): replace(form.script, name=self._name(*key)) for key, form in self._forms.items()}
-        self._runs = _play(list(forms.values()), "stock", Variant(1))
+        self._runs = play(list(forms.values()), "stock", Variant(1))
 
-    def result(self, script: Script, variant: Variant, ours: Recorded) -> Result:
-        """Compare a run of this package with stock's."""
+    def differences(self, script: Script, variant: Variant, ours: Recorded) -> list[str]:
+        """Return how a run of this package differs from stock's, after the script."""
         key = script.name, int(variant.ranks > 1)
         stock = self._runs[self._name(*key)]
         terms = Terms(
             self._forms[key].x_of,
             is_failing=script.is_failing,
             has_peers=variant.ranks > 1,
-            axes=script.axes,
             joined=script.late_axes if variant.ranks > 1 else frozenset(),
         )
-        return Result.of(script.name, str(variant), stock, ours, terms, str(script))
+        found = compare(stock, ours, terms)
+        return [str(script), *found] if found else []
 
     def _name(self, name: str, peers: int) -> str:
         """Return the name of a script's run: the same for both forms if they are equal."""
         return f"{name}-peers" if peers and self._forms[name, 1].script != self._forms[name, 0].script else name
 
 
-def _play(scripts: Sequence[Script], which: str, variant: Variant) -> Runs:
+def play(scripts: Sequence[Script], which: str, variant: Variant) -> Runs:
+    """Run scripts with stock wandb or with ours; return their runs by name."""
     runs: Runs = {}
     for first in range(0, len(scripts), _AT_ONCE):
         some = scripts[first : first + _AT_ONCE]
