@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drawing import AXIS, FATAL, FULL, HARD, NOTE, Fault, Spec, from_json, text_of, value_of
+from drawing import AXIS, FATAL, FULL, HARD, NOTE, Fault, Spec, draw, text_of, value_of
 from ledger import Ledger, watch_messages
 from processes import wait_until
 
@@ -396,29 +396,24 @@ def cores_of(pid: int) -> list[int]:
     return [int(child) for child in children if b"wandb-core" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-def work(rank: int, spec_file: str, directory: str, world: int | None = None) -> None:
-    """Run one rank; `world` is the number of ranks if no launcher has set it."""
-    spec = from_json(Path(spec_file).read_text())
+def work(rank: int, spec: Spec, directory: str) -> None:
     part = Rank(spec, rank, Path(directory))
     watch_messages(part.ledger)
     import torch.distributed as dist
 
-    if world is None:
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group("gloo", rank=rank, world_size=world)
+    dist.init_process_group("gloo", rank=rank, world_size=spec.world_size)
     part.run()
 
 
-def main(spec_file: str, directory: str) -> None:
+def main(seed: str, directory: str) -> None:
     """Run one rank, or start all of them."""
-    spec = from_json(Path(spec_file).read_text())
+    spec = draw(int(seed))
     if spec.launcher == "spawn":
         import torch.multiprocessing as mp
 
-        mp.spawn(work, (spec_file, directory, spec.world_size), spec.world_size)  # type: ignore[no-untyped-call]  # torch's
+        mp.spawn(work, (spec, directory), spec.world_size)  # type: ignore[no-untyped-call]  # torch's
     else:
-        work(int(os.environ["RANK"]), spec_file, directory)
+        work(int(os.environ["RANK"]), spec, directory)
 
 
 if __name__ == "__main__":

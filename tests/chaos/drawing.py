@@ -1,11 +1,10 @@
-"""Draw a job with faults from a seed. Ranks and judge read the same description, and nothing else is random."""
+"""Draw a job with faults from a seed. Ranks and judge draw the same one, and nothing else is random."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 LAUNCHERS = ("processes", "torchrun", "spawn")
@@ -155,9 +154,6 @@ class Spec:
         names = ("run_mode", "rank_scope", "reduce", "spread", "per_rank")
         return {name: getattr(self, name) for name in names} | {"limits": self.limits}
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     def describe(self) -> str:
         """Return one line that identifies the job."""
         faults = [f"{fault.kind}@{fault.rank}:{fault.row}({fault.value:g})" for fault in self.faults]
@@ -172,13 +168,6 @@ class Spec:
             " ".join([*lags, *(faults or ["no fault"])]),
         ]
         return "; ".join(words)
-
-
-def from_json(text: str) -> Spec:
-    values = json.loads(text)
-    values["faults"] = tuple(Fault(**fault) for fault in values["faults"])
-    values["lags"] = tuple(Lag(**lag) for lag in values["lags"])
-    return Spec(**{**values, "nodes": tuple(values["nodes"]), "streams": tuple(values["streams"])})
 
 
 def value_of(rank: int, cell: int) -> float:

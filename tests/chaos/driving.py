@@ -70,13 +70,12 @@ def play(spec: Spec, limit: float, keep: Path | None = None) -> Evidence:
 
 
 def _played(spec: Spec, directory: Path, limit: float) -> Evidence:
-    description, temporary, output = directory / "spec.json", directory / "t", directory / "output.txt"
-    description.write_text(spec.to_json())
+    temporary, output = directory / "t", directory / "output.txt"
     temporary.mkdir()
     (directory / "runs").mkdir()
     with _server(spec) as server:
         environment = _environment(spec, directory, server)
-        commands = _commands(spec, description, directory)
+        commands = _commands(spec, directory)
         with started(*commands, cwd=directory, environment=environment, output=output) as job:
             codes = _wait(job, spec, server, limit)
             alive = _outliving(job)
@@ -129,8 +128,8 @@ def _environment(spec: Spec, directory: Path, server: WandbServer | None) -> dic
     return server.environment(directory, **more) if server else clean_environment(**more)
 
 
-def _commands(spec: Spec, description: Path, directory: Path) -> tuple[list[str | Path], ...]:
-    script, arguments = _HERE / "chaos_rank.py", (description, directory)
+def _commands(spec: Spec, directory: Path) -> tuple[list[str | Path], ...]:
+    script, arguments = _HERE / "chaos_rank.py", (spec.seed, directory)
     if spec.launcher == "torchrun":
         return torchrun(script, *arguments, processes=spec.nodes[0], nodes=len(spec.nodes))
     if spec.launcher == "spawn":
