@@ -19,7 +19,7 @@ from typing import Any
 from fuzzing import MIB, Target
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from offline_runs import sidecar_record
-from record_files import content_of, framed, new_record, of_json, serialised
+from record_files import BLOCK, HEADER, content_of, framed, new_record, of_json, serialised
 
 from dist_wandb.cli import command, show, show_cards
 from dist_wandb.cli.uploads.contents import Terms, revised
@@ -38,8 +38,6 @@ from dist_wandb.wandb_files.runs import brought_together
 from dist_wandb.wandb_files.sidecar import Sidecar
 from dist_wandb.wandb_files.small_files import Directory, parse_json
 
-_HEADER = b":W&B\xe1\xbe\x00"
-_BLOCK = 32_768
 _RUN_FILE = Path("offline-run-1-exp/run-exp.wandb")
 
 # Tags of fields and numbers in protobuf's encoding: valid ones, some of 10 bytes and more, groups, invalid types.
@@ -79,36 +77,13 @@ def _with_odd_values(seeds: Callable[[], Sequence[bytes]]) -> Callable[[bytes], 
 
 
 def _messages() -> list[Any]:
-    run, config, row, sample, output, summary, ended = (new_record() for _ in range(7))
-    run.run.run_id, run.run.project, run.run.display_name = "exp", "digits", "night"
-    run.run.start_time.FromSeconds(1_700_000_000)
-    item = config.config.update.add()
-    item.key, item.value_json = "lr", "0.1"
-    for name in ("loss", "_step"):
-        item = row.history.item.add()
-        item.nested_key.append(name)
-        item.value_json = "1"
-    item = sample.stats.item.add()
-    item.key, item.value_json = "cpu", "0.5"
-    output.output_raw.line = "first\nsecond\n"
-    item = summary.summary.update.add()
-    item.key, item.value_json = "loss", "1"
-    ended.exit.exit_code = 3
-    return [run, config, row, sample, output, summary, ended]
-
-
-def _copied(message: Any) -> Any:
-    copy = new_record()
-    copy.CopyFrom(message)
-    return copy
+    return [of_json(json.loads(line)) for line in inspections()[0].splitlines()]
 
 
 def _record_files() -> list[bytes]:
-    first, *others = _messages()
-    long = new_record()
-    long.output_raw.line = "x" * _BLOCK
-    many = [_copied(message) for _ in range(6) for message in others]
-    return [content_of([]), content_of([first, *others]), content_of([first, long, *_messages()]), content_of(many)]
+    messages, long = _messages(), new_record()
+    long.output_raw.line = "x" * BLOCK
+    return [content_of([]), content_of(messages), content_of([long, *messages]), content_of(messages[1:] * 6)]
 
 
 def _read_records(data: bytes) -> None:
@@ -125,10 +100,10 @@ def _copy_of(data: bytes, **first: int) -> bytes:
 
 def _with_checksums(data: bytes) -> bytes:
     """Return a record file whose chunks have maximum lengths, a valid kind, and correct checksums."""
-    content = bytearray(_HEADER + data[len(_HEADER) :])
-    place = len(_HEADER)
+    content = bytearray(HEADER + data[len(HEADER) :])
+    place = len(HEADER)
     while place + 7 <= len(content):
-        left = _BLOCK - place % _BLOCK
+        left = BLOCK - place % BLOCK
         if left < 7:
             place += left
             continue
@@ -165,7 +140,7 @@ def _history_rows() -> list[bytes]:
         },
         {"x" * 130: "1", "あ": "1", "many": "9" * 60},
     ):
-        row = _messages()[2].history
+        row = new_record().history
         for name, value in values.items():
             item = row.item.add()
             item.nested_key.extend(name.split("_"))
@@ -205,7 +180,7 @@ def _read_row(data: bytes) -> None:
     json.dumps(row).encode()
     repr(row).encode()
     with suppress(DecodeError):  # in fields that rows do not have
-        read = type(_messages()[2].history).FromString(data)
+        read = type(new_record().history).FromString(data)
         expected = {".".join(item.nested_key) if item.nested_key else item.key for item in read.item}
         assert row.keys() == (expected if all(item.value_json for item in read.item) else set())
 
