@@ -36,7 +36,7 @@ RETRIES = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_ST
 ACCEPTED = [one for one in TREES.values() if one.uploaded in ("uploaded", "passed over") and not one.problem_pattern]
 OTHERS = [one for one in TREES.values() if one not in ACCEPTED]
 GROUPS = {"accepted": ACCEPTED, "others": OTHERS}
-CODE = [one for one in TREES if one.startswith("code-") or one == "settings"]
+CODE = ["code", "settings"]
 # Trees that aim at time and memory are also read one by one.
 BOMBS = (
     *("sparse", "zeros", "logs-odd", "world-of", "sidecar-of", "record-", "row-of", "config-of", "deep", "many"),
@@ -270,7 +270,7 @@ def test_directories_that_cannot_be_entered_or_belong_to_others_are_reported(run
 
 # Each has three rows if it is readable, or else the older file next to it has.
 RESUMED = (
-    *("code-click", "settings", "run-is-a-pipe", "run-links-to-zeros", "run-is-sparse", "uploads-of-pipes"),
+    *("code", "settings", "run-is-a-pipe", "run-links-to-zeros", "run-is-sparse", "uploads-of-links"),
     "kind-of-the-future",
 )
 
