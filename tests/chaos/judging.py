@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calls import Cells, Contribution, calls_of, cells_of, differing_axes, uneven_names
+from calls import Cells, Column, Contribution, calls_of, cells_of, deviation, differing_axes, uneven_names
 from chaos_facts import Facts, Writer
-from columns import Column, deviation
 from drawing import ABSENT, HARD, NOTE, seeds_of
 from driving import Evidence, Row, RunFile
 from row_rules import DEGRADED, REGULAR, RowRules, Violation, brief

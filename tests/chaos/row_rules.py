@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from calls import Call, cells_of
+from calls import Call, Column, Meaning, cells_of
 from chaos_facts import Facts, Writer
-from columns import Column, Meaning
 from drawing import AXIS, NOTE, Spec
 from driving import Row, RunFile
 

@@ -25,7 +25,6 @@ from stored import read_history, read_run
 from wandb_server import WandbServer
 
 MEASURED = Path(__file__).parent / "scripts" / "measured.py"
-RESUMED_AMONG = MEASURED.with_name("resumed_among.py")
 SOURCES = str(Path(__file__).parents[2] / "src")
 LONGEST = 800  # seconds of wall time, for many commands on a busy machine
 pytestmark = pytest.mark.timeout(LONGEST + 60)
@@ -280,11 +279,12 @@ def test_training_resumes_from_a_sound_file_among_hostile_ones(someone: Victim, 
     for name in RESUMED:
         directory = write_run(trees_at / name, name, stamp="20250101_000000")
         os.utime(directory / f"run-{name}.wandb", (LONG_AGO - 1000,) * 2)
-    same = {"cwd": str(someone.workplace), "limit": HANGS, "environment": someone.environment(WANDB_MODE="offline")}
+    environment = someone.environment(WANDB_MODE="offline")
+    same = {"cwd": str(someone.workplace), "limit": HANGS, "environment": environment, "preloads": ["torch", "wandb"]}
     orders = [{**same, "id": name, "dir": str(trees_at / name), "output": str(tmp_path / name)} for name in RESUMED]
     list_of_them = tmp_path / "orders.json"
     list_of_them.write_text(json.dumps(orders))
-    words = [sys.executable, str(RESUMED_AMONG), str(list_of_them)]
+    words = [sys.executable, str(MEASURED), str(list_of_them)]
     finished = run_job(words, cwd=tmp_path, environment=clean_environment(PYTHONPATH=SOURCES), timeout=LONGEST).check()
     for name, result in zip(RESUMED, json.loads(finished.output), strict=True):
         job = _command(name, result)

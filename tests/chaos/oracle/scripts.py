@@ -1,4 +1,4 @@
-"""Scripts that use W&B, as data: drawn from a seed, printed as Python, and translated for stock wandb.
+"""Scripts that use W&B, as data: drawn from a seed, and translated for stock wandb.
 
 A script is a list of operations, which `player.py` carries out with wandb or with this package:
 
@@ -32,10 +32,8 @@ class Script:
     operations: tuple[Operation, ...]  # what it does between `init` and the end
 
     def __str__(self) -> str:
-        owner = "run" if self.by == "run" else "wandb"
-        lines = [f"with wandb.init(config={self.config}) as run:  # {self.name}, {self.pace} s between calls"]
-        lines += [f"    {_as_python(operation, owner)}" for operation in self.operations]
-        return "\n".join(lines)
+        head = f"{self.name}, by {self.by}, with config {self.config} and {self.pace} s between calls:"
+        return "\n    ".join([head, *map(str, self.operations)])
 
     @property
     def is_failing(self) -> bool:
@@ -123,27 +121,6 @@ class _Translating:
         shared = row.keys() & values.keys()
         is_free = all(row[name] == values[name] and not isinstance(row[name], dict) for name in shared)
         return x == self._open_at and (is_free or not self._has_peers)
-
-
-def _as_python(operation: Operation, owner: str) -> str:
-    values = operation.get("values", {})
-    if operation["do"] == "log":
-        more = "".join(f", {name}={operation[name]}" for name in ("step", "commit") if name in operation)
-        return f"{owner}.log({values}{more})"
-    if operation["do"] == "define":
-        more = "".join(f", {name}={value!r}" for name, value in operation["options"].items())
-        return f"{owner}.define_metric({operation['name']!r}{more})"
-    if operation["do"] in ("summary", "config"):
-        if operation["by"] == "update":
-            return f"{owner}.{operation['do']}.update({values})"
-        return "; ".join(f"{owner}.{operation['do']}[{name!r}] = {value!r}" for name, value in values.items())
-    if operation["do"] == "behind":
-        return f"time.sleep({operation['seconds']}) if rank == {operation['rank']} else None"
-    return {
-        "return": "pass",
-        "raise": "raise PlannedError",
-        "code": f"{owner}.finish(exit_code={operation.get('code')})",
-    }[operation["how"]]
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------

@@ -64,7 +64,9 @@ Case = Callable[[Part], None]
 
 
 class Plain(Part):
-    def __init__(self, session: dist_wandb.Session) -> None:
+    """A session, or the package's functions, used like wandb's."""
+
+    def __init__(self, session: Any) -> None:
         self.rank = dist.get_rank()
         self._session = session
 
@@ -73,21 +75,7 @@ class Plain(Part):
         return self._session.run
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        self._session.log(values, step)
-
-
-class Module(Part):
-    """The package's functions, used like wandb's."""
-
-    def __init__(self) -> None:
-        self.rank = dist.get_rank()
-
-    @property
-    def run(self) -> Any:
-        return dist_wandb.run
-
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        dist_wandb.log(values, step=step)
+        self._session.log(values, step=step)
 
 
 class Logger(Part):
@@ -172,7 +160,7 @@ def as_wandb(case: Case, config: dict[str, Any], **arguments: Any) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     dist_wandb.init(project=PROJECT, config=config, **arguments)
-    case(Module())
+    case(Plain(dist_wandb))
     dist_wandb.finish()
 
 
