@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from offline_runs import sidecar_record
+from offline_runs import sidecar_record, write_rank
 from record_files import end, framed, header, make_run, row, run, serialised, write_run
-from shared_runs import write_rank
 
 from dist_wandb.cli import main
 from dist_wandb.wandb_files.sidecar import end_stall, write_stall

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from limits import Limit
+from offline_runs import write_rank
 from record_files import Record, end, header, new_record, row, run, write_run
-from shared_runs import write_rank
 
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
