@@ -25,8 +25,28 @@ class Upsert:
     values: Mapping[str, Any]
 
 
+class _Streamed:
+    """Files that are streamed line by line."""
+
+    def lines(self, name: str) -> list[str]:
+        """Return the lines of one file, of each writer in the order of their offsets."""
+        raise NotImplementedError
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines(HISTORY)]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines(EVENTS)]
+
+    @property
+    def console(self) -> list[str]:
+        return self.lines(CONSOLE)
+
+
 @dataclass
-class WriterRecord:
+class WriterRecord(_Streamed):
     """The stream of one writer of a run: of a client of a shared run, or of all writers of a plain run.
 
     Lines are stored by the offset that the writer sent, so a line sent twice counts once, and a second writer of a
@@ -34,26 +54,13 @@ class WriterRecord:
     """
 
     client: str
-    lines: dict[str, dict[int, str]] = field(default_factory=dict)
+    placed: dict[str, dict[int, str]] = field(default_factory=dict)  # lines by file and offset
     summary: dict[str, Any] = field(default_factory=dict)
     completions: int = 0
     exit_codes: list[int] = field(default_factory=list)
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.ordered(HISTORY)]
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.ordered(EVENTS)]
-
-    @property
-    def console(self) -> list[str]:
-        return self.ordered(CONSOLE)
-
-    def ordered(self, name: str) -> list[str]:
-        """Return the lines of one streamed file in the order of their offsets."""
-        return [line for _, line in sorted(self.lines.get(name, {}).items())]
+    def lines(self, name: str) -> list[str]:
+        return [line for _, line in sorted(self.placed.get(name, {}).items())]
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Record one request of the file stream."""
@@ -63,14 +70,14 @@ class WriterRecord:
                 self.summary = json.loads(content[-1])
             else:
                 placed = enumerate(content, start=chunk.get("offset") or 0)
-                self.lines.setdefault(name, {}).update(placed)
+                self.placed.setdefault(name, {}).update(placed)
         if message.get("complete"):
             self.completions += 1
             self.exit_codes.append(message["exitcode"])
 
 
 @dataclass
-class RecordedRun:
+class RecordedRun(_Streamed):
     """The records of one run; values are the last ones received."""
 
     entity: str
@@ -91,18 +98,6 @@ class RecordedRun:
     @property
     def key(self) -> str:
         return f"{self.entity}/{self.project}/{self.run_id}"
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [row for writer in self.writers.values() for row in writer.rows]
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [event for writer in self.writers.values() for event in writer.events]
-
-    @property
-    def console(self) -> list[str]:
-        return [line for writer in self.writers.values() for line in writer.console]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -133,16 +128,16 @@ class RecordedRun:
     def rewind(self, step: float) -> None:
         """Forget the rows after a step of W&B."""
         for writer in self.writers.values():
-            lines = writer.lines.get(HISTORY, {})
-            writer.lines[HISTORY] = {at: line for at, line in lines.items() if json.loads(line)["_step"] <= step}
+            lines = writer.placed.get(HISTORY, {})
+            writer.placed[HISTORY] = {at: line for at, line in lines.items() if json.loads(line)["_step"] <= step}
 
     def line_count(self, name: str) -> int:
         """Return the number of lines of one streamed file; in a plain run, including gaps before the last line."""
-        placed = {client: writer.lines.get(name, {}) for client, writer in self.writers.items()}
+        placed = {client: writer.placed.get(name, {}) for client, writer in self.writers.items()}
         return sum(max(lines, default=-1) + 1 if client == PLAIN else len(lines) for client, lines in placed.items())
 
     def lines(self, name: str) -> list[str]:
-        return [line for writer in self.writers.values() for line in writer.ordered(name)]
+        return [line for writer in self.writers.values() for line in writer.lines(name)]
 
 
 @dataclass
