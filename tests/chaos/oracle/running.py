@@ -29,11 +29,7 @@ class Variant:
     guard: str = "none"  # what only rank 0 does: nothing (`none`), `log`, or `init` as well
 
     def __str__(self) -> str:
-        return {
-            "none": f"{self.ranks} rank{'s' if self.ranks > 1 else ''}",
-            "log": f"{self.ranks} ranks, log guarded",
-            "init": f"{self.ranks} ranks, init guarded",
-        }[self.guard]
+        return f"{self.ranks} ranks" if self.guard == "none" else f"{self.ranks} ranks, {self.guard} guarded"
 
 
 VARIANTS = (Variant(1), Variant(2), Variant(3), Variant(2, "log"), Variant(2, "init"))
@@ -55,7 +51,7 @@ class Stock:
     def __init__(self, scripts: Sequence[Script]) -> None:
         keys = [(script, peers) for script in scripts for peers in (0, 1)]
         self._forms = {(script.name, peers): for_stock(script, has_peers=bool(peers)) for script, peers in keys}
-        forms = {self._name(*key): replace(form.script, name=self._name(*key)) for key, form in self._forms.items()}
+        forms = {self._name(*key): replace(form, name=self._name(*key)) for key, (form, _) in self._forms.items()}
         self._runs = play(list(forms.values()), "stock", Variant(1))
 
     def differences(self, script: Script, variant: Variant, ours: Recorded) -> list[str]:
@@ -63,7 +59,7 @@ class Stock:
         key = script.name, int(variant.ranks > 1)
         stock = self._runs[self._name(*key)]
         terms = Terms(
-            self._forms[key].x_of,
+            self._forms[key][1],
             is_failing=script.is_failing,
             has_peers=variant.ranks > 1,
             joined=script.late_axes if variant.ranks > 1 else frozenset(),
@@ -73,7 +69,7 @@ class Stock:
 
     def _name(self, name: str, peers: int) -> str:
         """Return the name of a script's run: the same for both forms if they are equal."""
-        return f"{name}-peers" if peers and self._forms[name, 1].script != self._forms[name, 0].script else name
+        return f"{name}-peers" if peers and self._forms[name, 1][0] != self._forms[name, 0][0] else name
 
 
 def play(scripts: Sequence[Script], which: str, variant: Variant) -> Runs:

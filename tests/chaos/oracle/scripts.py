@@ -53,18 +53,13 @@ class Script:
         return self.axes.intersection(name for values in before for name in values)
 
 
-@dataclass(frozen=True)
-class ForStock:
-    script: Script
-    x_of: dict[int, int]  # the documented position on our x axis by wandb's step, where they differ
-
-
 def to_json(scripts: Sequence[Script]) -> str:
     return json.dumps([asdict(script) for script in scripts])
 
 
-def for_stock(script: Script, *, has_peers: bool) -> ForStock:
-    """Return the script as stock wandb has to play it, so that its rows are those that are wanted of this package.
+def for_stock(script: Script, *, has_peers: bool) -> tuple[Script, dict[int, int]]:
+    """Return the script as stock wandb has to play it, so that its rows are those that are wanted of this package,
+    and the documented position on our x axis by wandb's step, where they differ.
 
     It is the same script, unless W&B would drop a row because its step is too small, or, with several ranks, a call
     would overwrite a part of the open row: then the row gets the next free step of wandb. On our x axis, a row lies at
@@ -75,7 +70,7 @@ def for_stock(script: Script, *, has_peers: bool) -> ForStock:
     operations = [
         translating.log(operation) if operation["do"] == "log" else operation for operation in script.operations
     ]
-    return ForStock(replace(script, operations=tuple(operations)), translating.x_of)
+    return replace(script, operations=tuple(operations)), translating.x_of
 
 
 class _Translating:
