@@ -39,6 +39,16 @@ class Rank:
         self.ledger = Ledger(directory, rank)
         self._cells: Counter[tuple[int, str]] = Counter()
         self._dice = random.Random(f"{spec.seed} {rank}")
+        # what streams log in a row in other ways; a signal handler and a thread log in a session at any time
+        self._further: dict[str, Callable[[Any, int, int], None]] = {
+            "shuffled": self._shuffled,
+            "axis": self._axis_alone,
+            "burst": self._burst,
+            "table": self._table,
+            "metric": self._metric,
+            "forked": self._forked,
+            "beside": self._beside,
+        }
 
     def run(self) -> None:
         spec = self.spec
@@ -200,8 +210,8 @@ class Rank:
     def _log_row(self, run: Any, session: int, row: int, stream: str) -> None:
         for names in self._calls(stream, row):
             self._log(run, session, {name: self._next(session, name, row) for name in names}, row)
-        if further := _FURTHER.get(stream):
-            further(self, run, session, row)
+        if further := self._further.get(stream):
+            further(run, session, row)
 
     def _shuffled(self, run: Any, session: int, row: int) -> None:
         start = row - row % 5
@@ -332,18 +342,6 @@ class Rank:
         else:
             for core in cores_of(os.getpid()):
                 os.kill(core, signal.SIGKILL) if fault.kind == "core_kill" else stop(core, fault.value)
-
-
-_FURTHER: dict[str, Callable[[Rank, Any, int, int], None]] = {
-    "shuffled": Rank._shuffled,
-    "axis": Rank._axis_alone,
-    "burst": Rank._burst,
-    "table": Rank._table,
-    "metric": Rank._metric,
-    "forked": Rank._forked,
-    "beside": Rank._beside,
-}
-"""What streams log in a row in other ways; a signal handler and a thread log in a session at any time."""
 
 
 def _lives(mark: Path) -> bool:

@@ -117,8 +117,8 @@ def check_runs(directory: Path, ranks: list[Rank]) -> None:
 
 def display_name(rank: Rank, name: str) -> str:
     """Return the display name of a rank's run: base id and display name have the same suffixes."""
-    assert rank["run_id"] is not None
-    return name + rank["run_id"].removeprefix("exp")
+    run_id: str = rank["run_id"]
+    return name + run_id.removeprefix("exp")
 
 
 def unit_of_run(rank: Rank, ranks: list[Rank]) -> list[int]:
