@@ -52,11 +52,10 @@ lint: $(VENV)/.development  ## Check style, imports, sizes and types, and that t
 	@$(RUN_ALL) lint
 
 chaos: $(VENV)/.development  ## Run random jobs with faults (SEEDS=0-299, JOBS=2) and check their runs
-	$(BIN)/python tests/chaos --seeds $(SEEDS) --jobs $(JOBS)
+	SEEDS=$(SEEDS) $(BIN)/python -m pytest -rP -n $(JOBS) tests/chaos/test_seeds.py
 
 oracle: $(VENV)/.development  ## Compare random scripts (SEEDS=0-299, JOBS=2) by stock wandb and by this package
-	$(BIN)/python tests/chaos/oracle --seeds $(SEEDS) --guards --jobs $(JOBS)
-	$(BIN)/python tests/chaos/oracle --framework all
+	SEEDS=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) --timeout 0 tests/e2e/test_stock_oracle.py
 
 coverage: $(VENV)/.development  ## Measure the line and branch coverage of unit and distributed tests; under 95 % is an error
 	@$(INSTALL) 'coverage>=7.10'
@@ -66,7 +65,7 @@ coverage: $(VENV)/.development  ## Measure the line and branch coverage of unit 
 	$(BIN)/coverage report
 
 fuzz: $(VENV)/.development  ## Fuzz the parsers of untrusted input for MINUTES=10 (TARGETS="blob table" selects some)
-	$(BIN)/python tests/fuzz/run_fuzz.py --minutes $(MINUTES) $(TARGETS)
+	MINUTES=$(MINUTES) TARGETS="$(TARGETS)" $(BIN)/python -m pytest --timeout 0 tests/fuzz
 
 format: $(VENV)/.development  ## Format the code and apply automatic fixes
 	$(BIN)/ruff check --fix

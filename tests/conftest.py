@@ -262,8 +262,6 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the slowest tests. Tests that show nothing new with the oldest versions run with the newest only."""
-    if unstable := scheduling.names_of_one_process(item.nodeid for item in items):
-        raise pytest.UsageError(f"the names of tests hold addresses of objects: {unstable}; give them with ids=[...]")
     items.sort(key=scheduling.order)
     if "newest" in config.getoption("markexpr"):
         left_out = {path for path in {item.path for item in items} if oldest.shows_nothing_new(path)}

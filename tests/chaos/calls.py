@@ -1,11 +1,18 @@
-"""The calls of `log` according to the ledgers: what each contributed, and where its row lies on the x axis."""
+"""The calls of `log` according to the ledgers, where their rows lie on the x axis, and what a number in a row means.
+
+It means a cell, the ranks whose numbers it contains, and the call that owns it.
+"""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from ledger import Entry
 
@@ -141,3 +148,80 @@ def _place(calls: Sequence[Call], main_pid: int) -> None:
         call.places.update(other.step for other in beside if other.step is not None and other.pid == main_pid)
         if not leading:
             call.places.update(range(len(before), len(before) + len(beside) + 1))
+
+
+# --- numbers in rows --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The meaning of a number: its cell, its contributors, and the calls that may own it."""
+
+    cell: int
+    ranks: frozenset[int]
+    owners: tuple[Call, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    name: str  # name that the ranks logged
+    column: str  # name in the rows
+    reduction: str  # how the numbers of several ranks are reduced; `"own"` for numbers of one rank only
+    cells: Cells  # the contributions that are reduced
+    has_faults: bool  # whether ranks may be missing
+
+    def meaning(self, value: Any) -> Meaning | None:
+        """Return the meaning of a number, or a text; `None` if it is not the reduction of any ranks' numbers."""
+        number = float(value.rpartition(" ")[2] if isinstance(value, str) else value)
+        at = bisect.bisect(self._numbers, number)
+        nearest = min(self._numbers[max(0, at - 1) : at + 1], key=lambda each: abs(each - number), default=math.inf)
+        if not math.isclose(nearest, number, rel_tol=1e-6):  # some had single precision
+            return None
+        cell, ranks = self._known[nearest]
+        lowest = sorted(ranks)
+        if self.reduction != "max" or not self.has_faults:  # a maximum does not tell whether lower ranks are in it
+            lowest = lowest[:1]
+        return Meaning(cell, ranks, tuple(self.cells[cell][rank].call for rank in lowest))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it has only the writer's own values: texts, and all under its label."""
+        return self.reduction == "own"
+
+    @property
+    def identifies_ranks(self) -> bool:
+        """Whether a number identifies its contributors."""
+        return self.reduction not in ("min", "max")
+
+    @cached_property
+    def _known(self) -> dict[float, tuple[int, frozenset[int]]]:
+        """Cell and contributors by number: of several possibilities the one with the most contributors."""
+        known: dict[float, tuple[int, frozenset[int]]] = {}
+        largest = max((len(ranks) for ranks in self.cells.values()), default=0)
+        for size in range(largest, 0, -1):
+            for cell, ranks in self.cells.items():
+                for chosen in itertools.combinations(sorted(ranks), size):
+                    number = reduced(self.reduction, [ranks[rank] for rank in chosen])
+                    known.setdefault(number, (cell, frozenset(chosen)))
+        return known
+
+    @cached_property
+    def _numbers(self) -> list[float]:
+        return sorted(self._known)
+
+
+def reduced(reduction: str, given: Sequence[Contribution]) -> float:
+    values = [each.value for each in given]
+    if reduction in ("own", "first"):
+        return values[0]
+    if reduction == "mean":
+        return math.fsum(each.weight * each.value for each in given) / math.fsum(each.weight for each in given)
+    if reduction == "sum":
+        return math.fsum(values)
+    return min(values) if reduction == "min" else max(values)
+
+
+def deviation(given: Sequence[Contribution]) -> float:
+    mean = reduced("mean", given)
+    squares = math.fsum(each.weight * (each.value - mean) ** 2 for each in given)
+    return math.sqrt(squares / math.fsum(each.weight for each in given))

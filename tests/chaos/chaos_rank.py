@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drawing import AXIS, FATAL, FULL, HARD, NOTE, Fault, Spec, from_json, text_of, value_of
+from drawing import AXIS, FATAL, FULL, HARD, NOTE, Fault, Spec, draw, text_of, value_of
 from ledger import Ledger, watch_messages
 from processes import wait_until
 
@@ -39,8 +39,15 @@ class Rank:
         self.ledger = Ledger(directory, rank)
         self._cells: Counter[tuple[int, str]] = Counter()
         self._dice = random.Random(f"{spec.seed} {rank}")
-        self._streams: dict[str, Callable[[Any, int, int], None]] = {
-            stream: getattr(self, f"_{stream}") for stream in spec.streams
+        # what streams log in a row in other ways; a signal handler and a thread log in a session at any time
+        self._further: dict[str, Callable[[Any, int, int], None]] = {
+            "shuffled": self._shuffled,
+            "axis": self._axis_alone,
+            "burst": self._burst,
+            "table": self._table,
+            "metric": self._metric,
+            "forked": self._forked,
+            "beside": self._beside,
         }
 
     def run(self) -> None:
@@ -96,17 +103,17 @@ class Rank:
     def _train(self, run: Any, session: int) -> None:
         last = session == self.spec.sessions - 1
         with contextlib.ExitStack() as meanwhile:
-            if "handler" in self._streams:
+            if "handler" in self.spec.streams:
                 meanwhile.enter_context(self._signals(run, session))
-            if "threads" in self._streams:
+            if "threads" in self.spec.streams:
                 meanwhile.enter_context(self._thread(run, session))
             for row in range(self.spec.rows):
                 for fault in self.spec.faults_of(self.rank):
                     if last and fault.row == row:
                         self._suffer(fault)
                 time.sleep(self.spec.lag(self.rank, row))
-                for stream in self._streams.values():
-                    stream(run, session, row)
+                for stream in self.spec.streams:
+                    self._log_row(run, session, row, stream)
                 if self.spec.nested and row == self.spec.rows // 2:
                     self._inner_session()
                 time.sleep(self.spec.pace)
@@ -115,7 +122,7 @@ class Rank:
         session = self.spec.sessions
         with self._opened(session, reinit="create_new") as run:
             for row in range(5):
-                self._lockstep(run, session, row)
+                self._log_row(run, session, row, "lockstep")
             self.ledger.write("finish", session=session)
         self.ledger.write("finished", session=session)
 
@@ -178,21 +185,33 @@ class Rank:
         self._cells[session, name] += 1
         return cell
 
-    def _lockstep(self, run: Any, session: int, row: int) -> None:
-        self._log(run, session, {"loss": self._next(session, "loss", row)}, row)
+    def _calls(self, stream: str, row: int) -> list[list[str]]:
+        """Return the names of each call of a stream in a row."""
+        rank, is_first = self.rank, self.rank == 0
+        own = ["common", f"own_{rank}", NOTE] if row % (1 + rank) == 0 else ["common"]  # a text with them
+        often = [name for name, every in {"often": 1, "second": 2, "third": 3}.items() if row % every == 0]
+        axis = ["axis_loss", *(["axis_lr"] if is_first else []), *(["axis_third"] if row % 3 == 2 else [])]
+        a, b = ["split_a"], ["split_b"]
+        calls = {
+            "lockstep": [["loss"]],
+            "guarded": [["first_only"]] * is_first + [["last_only"]] * (rank == self.spec.world_size - 1),
+            "uneven": [["uneven"]] * (row < self.spec.rows * (1 - 0.2 * rank)),
+            "own": [own],
+            "cadence": [often, *([["fifth"]] if row % 5 == 4 else [])],
+            "split": [a + b] if rank % 2 == self.spec.seed % 2 else [a, b],
+            "turned": [["turned_a"], ["turned_b"]] if rank % 2 else [["turned_b"], ["turned_a"]],
+            "axis": [axis],
+            "dynamic": [[f"dynamic_{row}"]],
+        }
+        if stream == "mixed":
+            return [self._dice.sample([f"mixed_{number}" for number in range(5)], self._dice.randrange(1, 4))]
+        return calls.get(stream, [])
 
-    def _guarded(self, run: Any, session: int, row: int) -> None:
-        for name, rank in (("first_only", 0), ("last_only", self.spec.world_size - 1)):
-            if self.rank == rank:
-                self._log(run, session, {name: self._next(session, name, row)}, row)
-
-    def _mixed(self, run: Any, session: int, row: int) -> None:
-        names = self._dice.sample([f"mixed_{number}" for number in range(5)], self._dice.randrange(1, 4))
-        self._log(run, session, {name: self._next(session, name, row) for name in names}, row)
-
-    def _uneven(self, run: Any, session: int, row: int) -> None:
-        if row < self.spec.rows * (1 - 0.2 * self.rank):
-            self._log(run, session, {"uneven": self._next(session, "uneven", row)}, row)
+    def _log_row(self, run: Any, session: int, row: int, stream: str) -> None:
+        for names in self._calls(stream, row):
+            self._log(run, session, {name: self._next(session, name, row) for name in names}, row)
+        if further := self._further.get(stream):
+            further(run, session, row)
 
     def _shuffled(self, run: Any, session: int, row: int) -> None:
         start = row - row % 5
@@ -201,43 +220,9 @@ class Rank:
         step = order[row - start]
         self._log(run, session, {"shuffled": step}, step)
 
-    def _own(self, run: Any, session: int, row: int) -> None:
-        """Log a common name with one that only this rank logs, and a text: rank 0 in each row, others in some."""
-        names = ["common", f"own_{self.rank}", NOTE] if row % (1 + self.rank) == 0 else ["common"]
-        self._log(run, session, {name: self._next(session, name, row) for name in names}, row)
-
-    def _cadence(self, run: Any, session: int, row: int) -> None:
-        """Log a name often, others in every second or third of its calls, and another in its own call now and then."""
-        every = {"often": 1, "second": 2, "third": 3}
-        names = [name for name, rows in every.items() if row % rows == 0]
-        self._log(run, session, {name: self._next(session, name, row) for name in names}, row)
-        if row % 5 == 4:
-            self._log(run, session, {"fifth": self._next(session, "fifth", row)}, row)
-
-    def _split(self, run: Any, session: int, row: int) -> None:
-        """Log two names in one call on every second rank, in two calls on the others."""
-        cells = {name: self._next(session, name, row) for name in ("split_a", "split_b")}
-        if self.rank % 2 == self.spec.seed % 2:
-            self._log(run, session, cells, row)
-        else:
-            for name, cell in cells.items():
-                self._log(run, session, {name: cell}, row)
-
-    def _turned(self, run: Any, session: int, row: int) -> None:
-        """Log two names in two calls, in another order on every second rank."""
-        names = ["turned_a", "turned_b"]
-        for name in names if self.rank % 2 else reversed(names):
-            self._log(run, session, {name: self._next(session, name, row)}, row)
-
-    def _axis(self, run: Any, session: int, row: int) -> None:
-        """Log names on an axis of the user's, one of them only on rank 0, another one in every third row."""
-        names = ["axis_loss", *(["axis_lr"] if self.rank == 0 else []), *(["axis_third"] if row % 3 == 2 else [])]
-        self._log(run, session, {name: self._next(session, name, row) for name in names}, row)
+    def _axis_alone(self, run: Any, session: int, row: int) -> None:
         if self.spec.axis and row % 7 == 6:
             self._hand_over(run, session, row + 1, {}, {}, axes=self.spec.axes("axis_only", self.rank, row + 1))
-
-    def _dynamic(self, run: Any, session: int, row: int) -> None:
-        self._log(run, session, {f"dynamic_{row}": self._next(session, f"dynamic_{row}", row)}, row)
 
     def _burst(self, run: Any, session: int, row: int) -> None:
         if row == self.spec.rows // 2:
@@ -264,9 +249,6 @@ class Rank:
         cells = {"metric": (cell, value_of(self.rank, cell))}
         self._hand_over(run, session, row, {"metric": metric}, cells, weight)
 
-    def _handler(self, run: Any, session: int, row: int) -> None:
-        """Do nothing in a row: see `_signals`."""
-
     @contextlib.contextmanager
     def _signals(self, run: Any, session: int) -> Iterator[None]:
         """Log in a signal handler, at any point of the training thread."""
@@ -286,9 +268,6 @@ class Rank:
         finally:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a pending signal would start the timer again
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-    def _threads(self, run: Any, session: int, row: int) -> None:
-        """Do nothing in a row: see `_thread`."""
 
     @contextlib.contextmanager
     def _thread(self, run: Any, session: int) -> Iterator[None]:
@@ -320,8 +299,8 @@ class Rank:
         """Log as a helper that only uses wandb, after a row of the session with or without a step."""
         import wandb
 
-        if "lockstep" not in self._streams:
-            self._lockstep(run, session, row)
+        if "lockstep" not in self.spec.streams:
+            self._log_row(run, session, row, "lockstep")
         if wandb.run:
             cell = self._next(session, "beside")
             value = value_of(self.rank, cell)
@@ -383,15 +362,6 @@ def see_others_begin(spec: Spec, directory: Path) -> None:
             wait_until(lambda: all((directory / f"opened-{other}").exists() for other in others), within=20)
 
 
-def break_off(ledger: Ledger, fault: Fault) -> None:
-    ledger.write("fault", kind=fault.kind)
-    if fault.kind == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault.kind == "raise":
-        raise ChaosError
-    stop(os.getpid(), fault.value)
-
-
 def stop(pid: int, seconds: float) -> None:
     later = f"kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}"
     subprocess.Popen(["/bin/sh", "-c", later], start_new_session=True)
@@ -405,29 +375,24 @@ def cores_of(pid: int) -> list[int]:
     return [int(child) for child in children if b"wandb-core" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-def work(rank: int, spec_file: str, directory: str, world: int | None = None) -> None:
-    """Run one rank; `world` is the number of ranks if no launcher has set it."""
-    spec = from_json(Path(spec_file).read_text())
+def work(rank: int, spec: Spec, directory: str) -> None:
     part = Rank(spec, rank, Path(directory))
     watch_messages(part.ledger)
     import torch.distributed as dist
 
-    if world is None:
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group("gloo", rank=rank, world_size=world)
+    dist.init_process_group("gloo", rank=rank, world_size=spec.world_size)
     part.run()
 
 
-def main(spec_file: str, directory: str) -> None:
+def main(seed: str, directory: str) -> None:
     """Run one rank, or start all of them."""
-    spec = from_json(Path(spec_file).read_text())
+    spec = draw(int(seed))
     if spec.launcher == "spawn":
         import torch.multiprocessing as mp
 
-        mp.spawn(work, (spec_file, directory, spec.world_size), spec.world_size)  # type: ignore[no-untyped-call]  # torch's
+        mp.spawn(work, (spec, directory), spec.world_size)  # type: ignore[no-untyped-call]  # torch's
     else:
-        work(int(os.environ["RANK"]), spec_file, directory)
+        work(int(os.environ["RANK"]), spec, directory)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import ledger
 from drawing import Spec
-from processes import Job, clean_environment, free_port, python, rank_commands, started, torchrun, with_variables
+from processes import Job, clean_environment, free_port, rank_commands, started, torchrun, with_variables
 from stored import find_runs
 from wandb_server import WandbServer
 
@@ -70,13 +70,12 @@ def play(spec: Spec, limit: float, keep: Path | None = None) -> Evidence:
 
 
 def _played(spec: Spec, directory: Path, limit: float) -> Evidence:
-    description, temporary, output = directory / "spec.json", directory / "t", directory / "output.txt"
-    description.write_text(spec.to_json())
+    temporary, output = directory / "t", directory / "output.txt"
     temporary.mkdir()
     (directory / "runs").mkdir()
     with _server(spec) as server:
         environment = _environment(spec, directory, server)
-        commands = _commands(spec, description, directory)
+        commands = _commands(spec, directory)
         with started(*commands, cwd=directory, environment=environment, output=output) as job:
             codes = _wait(job, spec, server, limit)
             alive = _outliving(job)
@@ -129,16 +128,12 @@ def _environment(spec: Spec, directory: Path, server: WandbServer | None) -> dic
     return server.environment(directory, **more) if server else clean_environment(**more)
 
 
-def _commands(spec: Spec, description: Path, directory: Path) -> tuple[list[str | Path], ...]:
-    script, arguments = _HERE / "chaos_rank.py", (description, directory)
+def _commands(spec: Spec, directory: Path) -> tuple[list[str | Path], ...]:
+    script, arguments = _HERE / "chaos_rank.py", (spec.seed, directory)
     if spec.launcher == "torchrun":
         return torchrun(script, *arguments, processes=spec.nodes[0], nodes=len(spec.nodes))
     if spec.launcher == "spawn":
         return (with_variables({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}, script, *arguments),)
-    if spec.launcher == "lightning":
-        return python(_HERE / "chaos_lightning.py", *arguments)
-    if spec.launcher == "accelerate":
-        script = _HERE / "chaos_accelerate.py"
     return rank_commands(script, *arguments, layout=spec.nodes)
 
 

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calls import Cells, Contribution, calls_of, cells_of, differing_axes, uneven_names
+from calls import Cells, Column, Contribution, calls_of, cells_of, deviation, differing_axes, uneven_names
 from chaos_facts import Facts, Writer
-from columns import Column, deviation
 from drawing import ABSENT, HARD, NOTE, seeds_of
 from driving import Evidence, Row, RunFile
 from row_rules import DEGRADED, REGULAR, RowRules, Violation, brief
@@ -73,7 +72,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 def _of_ends(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     spec = evidence.spec
-    if spec.launcher in ("processes", "accelerate"):
+    if spec.launcher == "processes":
         for rank, code in enumerate(evidence.codes):
             if code not in (expected := facts.process_codes(rank)):
                 yield Violation("exit code", f"of the process of rank {rank}: {code}, not {sorted(expected)}")
@@ -87,8 +86,7 @@ def _of_leftovers(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     for name in evidence.alive:
         yield Violation("process left", name)
     forgiven = facts.broken or evidence.spec.has("tmp_gone", "core_kill")
-    theirs = ("torchelastic_", "torchinductor_", *(["tmp"] if evidence.spec.launcher == "lightning" else []))
-    ours = [name for name in evidence.left if not name.startswith(theirs)]  # torch and Lightning leave these
+    ours = [name for name in evidence.left if not name.startswith(("torchelastic_", "torchinductor_"))]  # of torch
     if ours and not forgiven:
         yield Violation("file left", f"{len(ours)} in TMPDIR: {ours[:5]}")
 

@@ -52,22 +52,16 @@ class Ledger:
         self.write("done", number=number)
 
 
-class LedgerHandler(logging.Handler):
-    """Writes messages of `logging` into a ledger."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__(logging.WARNING)
-        self._ledger = ledger
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._ledger.write("warning", text=record.getMessage(), trace=record.exc_info is not None)
-
-
 def watch_messages(ledger: Ledger) -> None:
     """Write the package's messages into the ledger from now on; they are printed as before."""
-    logger = logging.getLogger("dist_wandb")
-    logger.addHandler(LedgerHandler(ledger))
-    logger.addHandler(logging.StreamHandler())
+
+    def emit(record: logging.LogRecord) -> None:
+        ledger.write("warning", text=record.getMessage(), trace=record.exc_info is not None)
+
+    writing = logging.Handler(logging.WARNING)
+    writing.emit = emit  # type: ignore[method-assign]
+    for handler in (writing, logging.StreamHandler()):
+        logging.getLogger("dist_wandb").addHandler(handler)
 
 
 def read(directory: Path) -> list[Entry]:

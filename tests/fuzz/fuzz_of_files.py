@@ -1,4 +1,4 @@
-"""Files in run directories: W&B's record files and logs, sidecars, restart records."""
+"""Files in run directories: W&B's record files and logs, sidecars, restart records; and what a report shows of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ from typing import Any
 from fuzzing import MIB, Target
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from offline_runs import sidecar_record
-from record_files import content_of, framed, new_record, of_json, serialised
+from PIL import Image
+from record_files import BLOCK, HEADER, content_of, framed, new_record, of_json, serialised
 
 from dist_wandb.cli import command, show, show_cards
+from dist_wandb.cli.report import media, sections
+from dist_wandb.cli.report.files import FileForReport
+from dist_wandb.cli.report.page import json_of
+from dist_wandb.cli.report.thinning import Budget
 from dist_wandb.cli.uploads.contents import Terms, revised
 from dist_wandb.cli.uploads.state import read_entries
 from dist_wandb.errors import ReadError, UploadError
@@ -38,9 +43,7 @@ from dist_wandb.wandb_files.runs import brought_together
 from dist_wandb.wandb_files.sidecar import Sidecar
 from dist_wandb.wandb_files.small_files import Directory, parse_json
 
-_HEADER = b":W&B\xe1\xbe\x00"
-_BLOCK = 32_768
-_RUN_FILE = Path("offline-run-1-exp/run-exp.wandb")
+_RUN_FILE = Path("/nowhere/offline-run-1-exp/run-exp.wandb")
 
 # Tags of fields and numbers in protobuf's encoding: valid ones, some of 10 bytes and more, groups, invalid types.
 _PROTOBUF = (
@@ -79,36 +82,13 @@ def _with_odd_values(seeds: Callable[[], Sequence[bytes]]) -> Callable[[bytes], 
 
 
 def _messages() -> list[Any]:
-    run, config, row, sample, output, summary, ended = (new_record() for _ in range(7))
-    run.run.run_id, run.run.project, run.run.display_name = "exp", "digits", "night"
-    run.run.start_time.FromSeconds(1_700_000_000)
-    item = config.config.update.add()
-    item.key, item.value_json = "lr", "0.1"
-    for name in ("loss", "_step"):
-        item = row.history.item.add()
-        item.nested_key.append(name)
-        item.value_json = "1"
-    item = sample.stats.item.add()
-    item.key, item.value_json = "cpu", "0.5"
-    output.output_raw.line = "first\nsecond\n"
-    item = summary.summary.update.add()
-    item.key, item.value_json = "loss", "1"
-    ended.exit.exit_code = 3
-    return [run, config, row, sample, output, summary, ended]
-
-
-def _copied(message: Any) -> Any:
-    copy = new_record()
-    copy.CopyFrom(message)
-    return copy
+    return [of_json(json.loads(line)) for line in inspections()[0].splitlines()]
 
 
 def _record_files() -> list[bytes]:
-    first, *others = _messages()
-    long = new_record()
-    long.output_raw.line = "x" * _BLOCK
-    many = [_copied(message) for _ in range(6) for message in others]
-    return [content_of([]), content_of([first, *others]), content_of([first, long, *_messages()]), content_of(many)]
+    messages, long = _messages(), new_record()
+    long.output_raw.line = "x" * BLOCK
+    return [content_of([]), content_of(messages), content_of([long, *messages]), content_of(messages[1:] * 6)]
 
 
 def _read_records(data: bytes) -> None:
@@ -125,10 +105,10 @@ def _copy_of(data: bytes, **first: int) -> bytes:
 
 def _with_checksums(data: bytes) -> bytes:
     """Return a record file whose chunks have maximum lengths, a valid kind, and correct checksums."""
-    content = bytearray(_HEADER + data[len(_HEADER) :])
-    place = len(_HEADER)
+    content = bytearray(HEADER + data[len(HEADER) :])
+    place = len(HEADER)
     while place + 7 <= len(content):
-        left = _BLOCK - place % _BLOCK
+        left = BLOCK - place % BLOCK
         if left < 7:
             place += left
             continue
@@ -165,7 +145,7 @@ def _history_rows() -> list[bytes]:
         },
         {"x" * 130: "1", "あ": "1", "many": "9" * 60},
     ):
-        row = _messages()[2].history
+        row = new_record().history
         for name, value in values.items():
             item = row.item.add()
             item.nested_key.extend(name.split("_"))
@@ -205,7 +185,7 @@ def _read_row(data: bytes) -> None:
     json.dumps(row).encode()
     repr(row).encode()
     with suppress(DecodeError):  # in fields that rows do not have
-        read = type(_messages()[2].history).FromString(data)
+        read = type(new_record().history).FromString(data)
         expected = {".".join(item.nested_key) if item.nested_key else item.key for item in read.item}
         assert row.keys() == (expected if all(item.value_json for item in read.item) else set())
 
@@ -414,6 +394,55 @@ def _read_inspection(data: bytes) -> None:
     show.runs_table([[joined]], None, 80)
 
 
+# --- what a report shows ----------------------------------------------------------------------------------------------
+
+
+def _read_report(data: bytes) -> None:
+    file = FileForReport(_RUN_FILE, Directory(_RUN_FILE.parent, 0, 0), Budget(1000))
+    for record in decoded(data):
+        file.add(record)
+    file.end()
+    runs = sections([file], media.MediaReader(1000))
+    text = json_of({"runs": runs})
+    assert not set("<>&") & set(text)
+    (run,) = json.loads(text)["runs"]
+    for chart in run["charts"] + run["system"]:
+        for line in (chart["line"], *chart["ranks"].values()):
+            assert line is None or len(line["x"]) == len(line["y"])
+            assert line is None or line["x"] == sorted(line["x"])
+
+
+def _pictures() -> list[bytes]:
+    made = []
+    for kind in ("PNG", "JPEG"):
+        content = io.BytesIO()
+        Image.new("RGB", (5, 4), (1, 2, 3)).save(content, kind)
+        made.append(content.getvalue())
+    return [b"", *made]
+
+
+def _read_picture(data: bytes) -> None:
+    found = media.checked(data)
+    if found is not None:
+        kind, width, height = found
+        assert kind in ("image/png", "image/jpeg")
+        assert 0 < width * height <= 64 * 2**20
+
+
+def _tables() -> list[bytes]:
+    cells = [[1, "a", None], [2.5, {"_type": "image-file"}, [1, 2]]]
+    return [
+        json.dumps({"columns": ["x", 1, "z"], "data": cells}).encode(),
+        b'{"columns": ["a"], "data": [[1], [2], [], ["x", 3]]}',
+    ]
+
+
+def _read_table(data: bytes) -> None:
+    found = media.table_of("a", 0, parse_json(data))
+    assert len(found["rows"]) <= min(100, found["total"])
+    assert all(isinstance(cell, str) and len(cell) <= 300 for row in (found["columns"], *found["rows"]) for cell in row)
+
+
 TARGETS = (
     Target("records", _read_records, _record_files, (ReadError,), _PROTOBUF, _with_checksums),
     Target(
@@ -452,4 +481,15 @@ TARGETS = (
         lambda data: file_of(_with_odd_values(inspections)(data)),
         examples=300,  # each takes ten times as long as one of another target
     ),
+    Target(
+        "report",
+        _read_report,
+        lambda: list(map(file_of, inspections())),
+        (ReadError,),
+        _ODD,
+        lambda data: file_of(_with_odd_values(inspections)(data)),
+        300,
+    ),
+    Target("picture", _read_picture, _pictures, (), (b"IHDR", b"IDAT", b"IEND", b"\xff\xd8", b"\xff\xd9", b"\xff\xda")),
+    Target("logged-table", _read_table, _tables, (ValueError,), _ODD, _with_odd_values(_tables)),
 )

@@ -8,6 +8,7 @@ of CPU time, and with memory of three times the input plus some slack. Targets t
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import resource
@@ -15,7 +16,7 @@ import struct
 import subprocess
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,6 @@ SECONDS = 1.0  # of CPU time, for one input
 MIB = 2**20
 _TIMES = 3  # attempts before an input is reported as too slow or too large
 _LARGEST = 64 * 1024  # bytes of a generated input
-_AS_IT_IS, _ORDER, _RAW = 16, 8, 192  # of 256: inputs used unchanged; bytes of a change; of 256: payloads from tokens
 _MOST_CHANGES = 6  # of an input
 _HANGS = 600.0  # seconds for all inputs that a process of its own reads
 _MEMORY_APART = 2 * 2**30  # bytes of address space that it may use in addition to its initial size
@@ -95,61 +95,38 @@ def _excess(target: Target, data: bytes) -> str | None:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def inputs(target: Target) -> Callable[[bytes], bytes]:
-    """Return a function that makes an input from any bytes: a valid input with some changes, or arbitrary bytes."""
+def inputs(target: Target, chance: random.Random) -> Iterator[bytes]:
+    """Make inputs without end: valid inputs with some changes, and some arbitrary bytes."""
     seeds, tokens = list(target.seeds()), (*_TOKENS, *target.tokens)
-
-    def made(orders: bytes) -> bytes:
-        first, how, *_ = orders
-        if how < _AS_IT_IS:
-            return orders[2:]
-        data, other = seeds[first % len(seeds)], seeds[how % len(seeds)]
-        for at in range(2, len(orders), _ORDER):
-            kind, high, low, length, which, *raw = orders[at : at + _ORDER].ljust(_ORDER, b"\0")
-            payload = tokens[which % len(tokens)] if which < _RAW else bytes(raw[: which % 4])
-            place = (high << 8 | low) * (len(data) + 1) >> 16
-            data = _CHANGES[kind % len(_CHANGES)](data, place, length % 64, payload, other)[:_LARGEST]
-        return target.mend(data) if target.mend and how & 1 else data
-
-    return made
-
-
-def _flipped(data: bytes, place: int, length: int) -> bytes:
-    return data[:place] + bytes(byte ^ 1 << length % 8 for byte in data[place : place + 1]) + data[place + 1 :]
-
-
-# Each takes the data, a place in them, a length, a payload, and another seed.
-_CHANGES: tuple[Callable[[bytes, int, int, bytes, bytes], bytes], ...] = (
-    lambda data, place, _length, payload, _: data[:place] + payload + data[place + len(payload) :],
-    lambda data, place, length, payload, _: data[:place] + payload + data[place + length :],
-    lambda data, place, _length, payload, _: data[:place] + payload + data[place:],
-    lambda data, place, length, _payload, _: data[:place] + data[place + length :],
-    lambda data, place, length, _payload, _: _flipped(data, place, length),
-    lambda data, place, length, payload, _: (
-        data[:place] + (payload or data[place : place + 1]) * length**2 + data[place:]
-    ),
-    lambda data, place, length, _payload, _: data[: place + length] + data[place:],
-    lambda data, place, _length, _payload, _: data[:place],
-    lambda data, place, length, _payload, other: data[:place] + other[max(0, place - length) :],
-)
+    while True:
+        changes = chance.randint(0, _MOST_CHANGES)
+        data = chance.choice(seeds) if changes else chance.randbytes(chance.randrange(48))
+        for _ in range(changes):
+            other = chance.choice(seeds)
+            token = chance.choice(tokens) if chance.random() < 0.75 else chance.randbytes(chance.randrange(4))
+            begin, length = chance.randint(0, len(data)), chance.randrange(64)
+            end = chance.choice((begin, begin + len(token), begin + length, len(data)))
+            flipped = bytes(byte ^ 1 << length % 8 for byte in data[begin : begin + 1]) + data[begin + 1 : end]
+            repeated = (token or data[begin : begin + 1]) * length**2
+            added = chance.choice((token, token, b"", data[begin:end] * 2, flipped, repeated, other[begin:]))
+            data = (data[:begin] + added + data[end:])[:_LARGEST]
+        yield target.mend(data) if target.mend and chance.random() < 0.5 else data
 
 
 # --- many inputs ------------------------------------------------------------------------------------------------------
 
 
-def fuzz(target: Target, examples: int, *, number: int | None = None) -> None:
-    """Read many inputs, made from a number or else always the same; raise the first finding."""
-    make, chance = inputs(target), random.Random(target.name if number is None else number)
-    lengths = (chance.randint(2 + _ORDER, 2 + _MOST_CHANGES * _ORDER) for _ in range(examples))
-    check(target, (make(chance.randbytes(length)) for length in lengths))
-
-
-def keep(error: FindingError, target: Target, findings: Path = FINDINGS) -> Path:
-    """Store a finding, which CI tries again."""
-    path = findings / target.name / f"{hashlib.sha256(error.data).hexdigest()[:16]}.bin"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(error.data)
-    return path
+def fuzz(target: Target, examples: int, *, number: int | None = None, findings: Path | None = None) -> None:
+    """Read many inputs, made from a number or else always the same; raise the first finding, and store it if wanted."""
+    chance = random.Random(target.name if number is None else number)
+    try:
+        check(target, itertools.islice(inputs(target, chance), examples))
+    except FindingError as error:
+        if findings is not None:
+            path = findings / target.name / f"{hashlib.sha256(error.data).hexdigest()[:16]}.bin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(error.data)
+        raise
 
 
 def check(target: Target, many: Iterable[bytes]) -> None:
@@ -162,7 +139,7 @@ def check(target: Target, many: Iterable[bytes]) -> None:
         for number, data in enumerate(many):
             Path(folder, f"{number:06}").write_bytes(data)
         paths = [str(HERE), str(HERE.parent / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        command = [warm.interpreter(clean_environment()), str(HERE / "run_fuzz.py"), target.name, "--read", folder]
+        command = [warm.interpreter(clean_environment()), str(HERE / "targets.py"), target.name, folder]
         environment = clean_environment(PYTHONPATH=os.pathsep.join(paths))
         done = subprocess.run(command, capture_output=True, text=True, timeout=_HANGS, env=environment, check=False)
         left = sorted(Path(folder).iterdir())

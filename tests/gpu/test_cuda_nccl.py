@@ -1,4 +1,4 @@
-"""Jobs of several ranks whose default group is NCCL's: each on its own GPU, or all on one, which NCCL 2.30 can."""
+"""Jobs whose default group is NCCL's, with each rank on its own GPU, or all on one, which NCCL 2.30 can; or gloo's."""
 
 from __future__ import annotations
 
@@ -50,6 +50,26 @@ def line_of(mark: str) -> str:
 
 def rows_of(run: StoredRun, name: str = "loss") -> list[dict[str, Any]]:
     return [row for row in read_history(run.path) if name in row]
+
+
+@pytest.mark.parametrize(("backend", "ranks"), [("nccl", 1), ("nccl", 2), ("gloo", 2), ("cpu:gloo,cuda:nccl", 2)])
+def test_a_group_of_any_backend_has_one_run_with_the_means_of_all_ranks(
+    backend: str, ranks: int, tmp_path: Path
+) -> None:
+    command = torchrun(SCRIPT.with_name("two_ranks.py"), backend, tmp_path, processes=ranks)
+    job = run_job(*command, cwd=tmp_path, timeout=120).check()
+    assert "Traceback" not in job.output
+    (run,) = ended_runs(tmp_path, 1)
+    assert run.exit_code == 0
+    rows = rows_of(run)
+    assert len(rows) == 30, job.output
+    reduced = 3 if backend == "gloo" else 1 if ranks == 1 else 1.75  # else the mean, weighted with 1 and 3
+    for step, row in enumerate(rows):
+        assert (row["global_step"], "dist_wandb/degraded" in row) == (step, False), job.output
+        assert row["loss"] == step + (0 if ranks == 1 else 0.75)
+        assert row["metric"] == step + (0 if ranks == 1 else 0.5)
+        assert row["gradient"] == reduced
+    assert rows[-1]["table.nrows"] == ranks
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

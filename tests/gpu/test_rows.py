@@ -1,4 +1,4 @@
-"""Tensors of a device in rows: on a CUDA device by `make test-gpu`, else on a stand-in for it."""
+"""Tensors of a device in rows, and timed sections: on a CUDA device by `make test-gpu`, else on a stand-in for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from devices import Device
+from processes import wait_until
 
 import dist_wandb
 
@@ -16,6 +17,7 @@ DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 ]
+WORK = 0.2  # seconds of the device
 # what a device may not support: those that it cannot fill are left out
 RARE = ("uint16", "uint32", "uint64", *(f"float8_{of}" for of in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")))
 
@@ -130,3 +132,33 @@ def test_metrics_and_gathered_tables_of_a_device(device: Device, session: dist_w
     (row,) = rows()
     assert (row["metrics/mean"], row["metrics/max"], row["metrics/cat"]) == (7, 7, 7)
     assert (row["table.nrows"], row["table.ncols"]) == (2, 3)
+
+
+def test_the_time_of_the_device_counts(device: Device, session: dist_wandb.Session, rows: Rows) -> None:
+    with device.no_waiting():
+        with session.timed("host"):
+            pass
+        with session.timed("forward"):
+            device.work(WORK)
+        session.log({"loss": 1}, step=0)
+    wait_until(device.is_idle, 60)
+    session.log({"loss": 2}, step=1)
+    first, second = rows()
+    assert "time/forward" not in first
+    assert WORK / 2 < second["time/forward"] < 20 * WORK
+    assert {**first, **second}["time/host"] < WORK / 2
+
+
+def test_a_section_that_ends_on_another_stream_is_counted(
+    device: Device, session: dist_wandb.Session, rows: Rows
+) -> None:
+    with device.no_waiting():
+        section = session.timed("forward")
+        with device.occupied():
+            section.__enter__()
+            with device.stream():
+                section.__exit__(None, None, None)
+                session.log({"loss": 1}, step=0)
+    wait_until(device.is_idle, 60)
+    session.log({"loss": 2}, step=1)
+    assert "time/forward" in rows()[1]

@@ -73,29 +73,13 @@ class Victim:
     listener: Listener  # receives requests to servers that must not be contacted: it is the proxy for all other servers
     before: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
-    @property
-    def home(self) -> Path:
-        return self.directory / "home"
-
-    @property
-    def traces(self) -> Path:
-        """The directory in which hostile code creates a file if it is executed."""
-        return self.directory / "traces"
-
-    @property
-    def workplace(self) -> Path:
-        """The current directory of all commands."""
-        return self.directory / "workplace"
-
-    @property
-    def temporary(self) -> Path:
-        """The directory for temporary files."""
-        return self.directory / "temporary"
-
-    @property
-    def own(self) -> tuple[Path, ...]:
-        """Directories that an upload may change: the user's own state of uploads, and the cache of W&B's uploader."""
-        return self.home / ".local" / "state" / "dist-wandb", self.home / ".cache" / "wandb"
+    def __post_init__(self) -> None:
+        self.home = self.directory / "home"
+        self.traces = self.directory / "traces"  # hostile code creates a file there if it is executed
+        self.workplace = self.directory / "workplace"  # the current directory of all commands
+        self.temporary = self.directory / "temporary"  # for temporary files
+        # Directories that an upload may change: the user's own state of uploads, and the cache of W&B's uploader.
+        self.own = self.home / ".local" / "state" / "dist-wandb", self.home / ".cache" / "wandb"
 
     def code(self, what: str) -> str:
         """Return Python source that creates a file in `traces` when it is executed."""
@@ -147,7 +131,8 @@ def victim(directory: Path) -> Iterator[Victim]:
     listener = Listener()
     someone = Victim(directory, listener)
     try:
-        for place in (someone.traces, someone.workplace / "wandb", someone.temporary, *_places(someone.home)):
+        places = someone.traces, someone.workplace / "wandb", someone.temporary
+        for place in (*places, *map(someone.home.joinpath, _XDG.values())):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         for place in someone.own:
             place.mkdir(mode=0o700)
@@ -163,10 +148,6 @@ def victim(directory: Path) -> Iterator[Victim]:
         someone.check()
     finally:
         listener.close()
-
-
-def _places(home: Path) -> list[Path]:
-    return [home / place for place in _XDG.values()]
 
 
 def snapshot(top: Path, *, but: Collection[Path] = ()) -> dict[str, tuple[object, ...]]:

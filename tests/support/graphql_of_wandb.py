@@ -1,5 +1,7 @@
 """The GraphQL operations that wandb 0.31 and 0.19 send for runs, artifacts and sweeps, answered from records."""
 
+# ruff: noqa: N802  # methods have the names of the operations
+
 from __future__ import annotations
 
 import json
@@ -8,19 +10,37 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from wandb_artifacts import ArtifactQueries
-from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, RecordedRun, Records
-from wandb_sweeps import SweepQueries
+import yaml  # type: ignore[import-untyped]  # also used by wandb itself
+from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, RecordedRun, RecordedSweep, Records
 
-_PROBED = {"Query": ["serverInfo"], "Mutation": [], "ServerInfo": ["cliVersionInfo"]}
-_FEATURES = ("CLIENT_IDS", "LARGE_FILENAMES", "ARTIFACT_TAGS", "STRUCTURED_CONSOLE_LOGS")
-
-_Variables = Mapping[str, Any]
 _Data = dict[str, Any]
+_Given = Mapping[str, Any]
 
-
-class UnknownOperationError(Exception):
-    """A client sent an operation that this server does not support."""
+_TIME = "2026-01-01T00:00:00"
+_FEATURES = ("CLIENT_IDS", "LARGE_FILENAMES", "ARTIFACT_TAGS", "STRUCTURED_CONSOLE_LOGS")
+_ABOUT_ME = {"id": "viewer", "entity": ENTITY, "username": ENTITY, "email": "tester@example.com", "flags": "{}"}
+_VIEWER = {
+    "viewer": {**_ABOUT_ME, "teams": {"edges": [{"node": {"name": ENTITY}}]}},
+    "serverInfo": {"cliVersionInfo": {"max_cli_version": "1.0.0"}},
+}
+_PROBED = {"Query": ["serverInfo"], "Mutation": [], "ServerInfo": ["cliVersionInfo"]}
+_ALWAYS: dict[str, _Data] = {
+    "Viewer": _VIEWER,
+    "GetDefaultEntity": _VIEWER,
+    "ServerFeaturesQuery": {"serverInfo": {"features": [{"name": name, "isEnabled": True} for name in _FEATURES]}},
+    "OrganizationCoreWeaveOrganizationID": {"entity": {"organization": None}},
+    "FetchArtifactDigestAlgorithm": {"project": {"artifactType": None}},
+    "XXHashDigestsEnabled": {"entity": {"xxhashDigestsEnabled": False}},
+    "ArtifactType": {"project": {"artifact": None}},
+    "NotifyScriptableRunAlert": {"notifyScriptableRunAlert": {"success": True}},
+    # used only by wandb 0.19
+    "ProbeServerCapabilities": {
+        f"{kind}Type": {"fields": [{"name": name} for name in names]} for kind, names in _PROBED.items()
+    },
+    "ProbeServerArtifact": {"ArtifactInfoType": {"fields": [{"name": "aliases"}]}},
+    "InputFields": {"TypeInfo": {"inputFields": []}},
+    "RunStoppedStatus": {"project": {"run": {"stopped": False}}},
+}
 
 
 def operation_name(message: Mapping[str, Any]) -> str:
@@ -30,89 +50,53 @@ def operation_name(message: Mapping[str, Any]) -> str:
 
 
 class GraphQL:
-    """Answers GraphQL operations from `records`, and adds to them; `url` returns the address for uploads."""
+    """Answers GraphQL operations from `records`, and adds to them; `url` returns the address for files."""
 
     def __init__(self, records: Records, url: Callable[[], str]) -> None:
         self._records = records
         self._url = url
-        self.sweeps = SweepQueries()
-        self._answers: dict[str, Callable[[_Variables, str], _Data]] = {
-            "Viewer": self._viewer,
-            "GetDefaultEntity": self._viewer,
-            "ServerFeaturesQuery": self._server_features,
-            "OrganizationCoreWeaveOrganizationID": lambda *_: {"entity": {"organization": None}},
-            "UpsertBucket": self._upsert_bucket,
-            "RunResumeStatus": self._run_resume_status,
-            "RewindRun": self._rewind_run,
-            "CreateRunFiles": self._create_run_files,
-            "FetchArtifactDigestAlgorithm": lambda *_: {"project": {"artifactType": None}},
-            "XXHashDigestsEnabled": lambda *_: {"entity": {"xxhashDigestsEnabled": False}},
-            "ArtifactType": lambda *_: {"project": {"artifact": None}},
-            "CreateArtifact": self._create_artifact,
-            "CreateArtifactManifest": self._create_artifact_manifest,
-            "UpdateArtifactManifest": self._update_artifact_manifest,
-            "CreateArtifactFiles": self._create_artifact_files,
-            "CommitArtifact": self._commit_artifact,
-            **ArtifactQueries(records, url).answers,
-            **self.sweeps.answers,
-            "NotifyScriptableRunAlert": lambda *_: {"notifyScriptableRunAlert": {"success": True}},
-            # used only by wandb 0.19
-            "ProbeServerCapabilities": lambda *_: {
-                f"{kind}Type": {"fields": [{"name": name} for name in names]} for kind, names in _PROBED.items()
-            },
-            "InputFields": lambda *_: {"TypeInfo": {"inputFields": []}},
-            "RunStoppedStatus": lambda *_: {"project": {"run": {"stopped": False}}},
-        }
+        self._client = ""  # that has sent the operation
+        self._agents: dict[str, RecordedSweep] = {}
 
-    def answer(self, operation: str, variables: _Variables, client: str) -> _Data:
-        """Return the data of the answer to one operation.
+    def answer(self, operation: str, given: _Given, client: str) -> _Data:
+        """Return the data of the answer to one operation with variables; KeyError if it is not known."""
+        self._client = client
+        data: _Data = _ALWAYS.get(operation) or vars(GraphQL)[operation](self, given)
+        return data
 
-        Raises:
-            UnknownOperationError: This server does not support the operation.
-        """
-        if operation not in self._answers:
-            raise UnknownOperationError(operation)
-        return self._answers[operation](variables, client)
+    def _url_of(self, kind: str, owner: str, name: str) -> str:
+        return f"{self._url()}/storage/{kind}/{quote(owner, safe='')}/{quote(name, safe='')}"
 
-    def _viewer(self, _variables: _Variables, _client: str) -> _Data:
-        teams = {"edges": [{"node": {"name": ENTITY}}]}
-        viewer = {"id": "viewer", "entity": ENTITY, "username": ENTITY, "email": "tester@example.com", "flags": "{}"}
-        return {"viewer": {**viewer, "teams": teams}, "serverInfo": {"cliVersionInfo": {"max_cli_version": "1.0.0"}}}
+    # Runs
 
-    def _server_features(self, _variables: _Variables, _client: str) -> _Data:
-        return {"serverInfo": {"features": [{"name": name, "isEnabled": True} for name in _FEATURES]}}
+    def UpsertBucket(self, given: _Given) -> _Data:
+        run, is_new = self._records.upsert(given, self._client)
+        return {"upsertBucket": {"bucket": _stored(run), "inserted": is_new}}
 
-    def _upsert_bucket(self, variables: _Variables, client: str) -> _Data:
-        run, is_new = self._records.upsert(variables, client)
-        project = {"id": run.project, "name": run.project, "entity": {"id": run.entity, "name": run.entity}}
-        bucket = _stored(run, project, run.line_count(HISTORY))
-        return {"upsertBucket": {"bucket": bucket, "inserted": is_new}}
+    def RunResumeStatus(self, given: _Given) -> _Data:
+        entity, project = given.get("entity") or ENTITY, given.get("project") or PROJECT
+        run = self._records.runs.get(f"{entity}/{project}/{given['name']}")
+        return {"model": {**_project(project, entity), "bucket": None if run is None else _resumed(run)}}
 
-    def _run_resume_status(self, variables: _Variables, _client: str) -> _Data:
-        entity, project = variables.get("entity") or ENTITY, variables.get("project") or PROJECT
-        run = self._records.runs.get(f"{entity}/{project}/{variables['name']}")
-        bucket = None if run is None else _resume_bucket(run)
-        return {"model": {"id": project, "name": project, "entity": {"id": entity, "name": entity}, "bucket": bucket}}
+    def RewindRun(self, given: _Given) -> _Data:
+        entity, project = given.get("entity") or ENTITY, given.get("project") or PROJECT
+        run = self._records.runs[f"{entity}/{project}/{given['runName']}"]
+        run.rewind(given["metricValue"])
+        return {"rewindRun": {"rewoundRun": _stored(run)}}
 
-    def _rewind_run(self, variables: _Variables, _client: str) -> _Data:
-        entity, project = variables.get("entity") or ENTITY, variables.get("project") or PROJECT
-        run = self._records.runs[f"{entity}/{project}/{variables['runName']}"]
-        run.rewind(variables["metricValue"])
-        owner = {"id": project, "name": project, "entity": {"id": entity, "name": entity}}
-        data = _stored(run, owner, run.line_count(HISTORY))
-        return {"rewindRun": {"rewoundRun": data}}
-
-    def _create_run_files(self, variables: _Variables, _client: str) -> _Data:
-        key = f"{variables['entity']}/{variables['project']}/{variables['run']}"
-        files = [{"name": name, "uploadUrl": self._upload_url("run", key, name)} for name in variables["files"]]
+    def CreateRunFiles(self, given: _Given) -> _Data:
+        key = f"{given['entity']}/{given['project']}/{given['run']}"
+        files = [{"name": name, "uploadUrl": self._url_of("run", key, name)} for name in given["files"]]
         return {"createRunFiles": {"runID": key, "uploadHeaders": [], "files": files}}
 
-    def _create_artifact(self, variables: _Variables, client: str) -> _Data:
+    # Artifacts that runs log
+
+    def CreateArtifact(self, variables: _Given) -> _Data:
         given = variables["input"]
         artifact = RecordedArtifact(
             artifact_id=f"artifact-{len(self._records.artifacts)}",
             run=f"{given['entityName']}/{given['projectName']}/{given['runName']}",
-            client=client,
+            client=self._client,
             name=given["artifactCollectionName"],
             kind=given["artifactTypeName"],
             aliases=tuple(alias["alias"] for alias in given.get("aliases") or ()),
@@ -123,42 +107,147 @@ class GraphQL:
         created = {"id": artifact.artifact_id, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
         return {"createArtifact": {"artifact": created}}
 
-    def _create_artifact_manifest(self, variables: _Variables, _client: str) -> _Data:
-        manifest = self._manifest(variables["artifactID"], with_upload=variables["includeUpload"])
-        return {"createArtifactManifest": {"artifactManifest": manifest}}
+    def CreateArtifactManifest(self, given: _Given) -> _Data:
+        return {"createArtifactManifest": {"artifactManifest": self._manifest(given["artifactID"], given)}}
 
-    def _update_artifact_manifest(self, variables: _Variables, _client: str) -> _Data:
-        manifest = self._manifest(variables["artifactManifestID"], with_upload=variables["includeUpload"])
-        return {"updateArtifactManifest": {"artifactManifest": manifest}}
+    def UpdateArtifactManifest(self, given: _Given) -> _Data:
+        return {"updateArtifactManifest": {"artifactManifest": self._manifest(given["artifactManifestID"], given)}}
 
-    def _manifest(self, artifact_id: str, *, with_upload: bool) -> _Data:
-        url = self._upload_url("manifest", artifact_id, "wandb_manifest.json")
-        upload = {"uploadUrl": url, "uploadHeaders": []} if with_upload else {}
+    def _manifest(self, artifact_id: str, given: _Given) -> _Data:
+        upload = {"uploadUrl": self._manifest_url(artifact_id), "uploadHeaders": []} if given["includeUpload"] else {}
         return {"id": artifact_id, "file": {"id": f"{artifact_id}-manifest", **upload}}
 
-    def _create_artifact_files(self, variables: _Variables, _client: str) -> _Data:
+    def _manifest_url(self, artifact_id: str) -> str:
+        return self._url_of("manifest", artifact_id, "wandb_manifest.json")
+
+    def CreateArtifactFiles(self, given: _Given) -> _Data:
         nodes: list[_Data] = [
             {
                 "storagePath": f"{spec['artifactID']}/{spec['name']}",
-                "uploadUrl": self._upload_url("artifact", spec["artifactID"], spec["name"]),
+                "uploadUrl": self._url_of("artifact", spec["artifactID"], spec["name"]),
                 "uploadHeaders": [],
                 "uploadMultipartUrls": None,
                 "artifact": {"id": spec["artifactID"]},
             }
-            for spec in variables.get("input", variables)["artifactFiles"]  # wandb 0.19 passes it without "input"
+            for spec in given.get("input", given)["artifactFiles"]  # wandb 0.19 passes it without "input"
         ]
         return {"createArtifactFiles": {"files": {"edges": [{"node": node} for node in nodes]}}}
 
-    def _commit_artifact(self, variables: _Variables, _client: str) -> _Data:
-        artifact = self._records.artifacts[variables["artifactID"]]
+    def CommitArtifact(self, given: _Given) -> _Data:
+        artifact = self._records.artifacts[given["artifactID"]]
         artifact.committed = True
         return {"commitArtifact": {"artifact": {"id": artifact.artifact_id, "digest": "unchecked"}}}
 
-    def _upload_url(self, kind: str, owner: str, name: str) -> str:
-        return f"{self._url()}/storage/{kind}/{quote(owner, safe='')}/{quote(name, safe='')}"
+    # Artifacts that runs find, use and download
+
+    def ArtifactMembershipByName(self, given: _Given) -> _Data:
+        name, _, alias = given["name"].partition(":")
+        artifact = self._find(given, name, alias or "latest")
+        return {"project": {"artifactCollectionMembership": None if artifact is None else self._membership(artifact)}}
+
+    def _find(self, given: _Given, name: str, alias: str) -> RecordedArtifact | None:
+        project = f"{given.get('entity') or ENTITY}/{given.get('project') or PROJECT}"
+        versions = enumerate(self._records.versions(project, name))
+        named = [one for number, one in versions if one.committed and alias in (*one.aliases, f"v{number}")]
+        return named[-1] if named else None  # an alias belongs to the version that received it last
+
+    def _membership(self, artifact: RecordedArtifact) -> _Data:
+        entity, project = artifact.project.split("/")
+        of_project = {"id": artifact.project, "internalId": artifact.project, "name": project}
+        collection = {"name": artifact.name, "project": {**of_project, "entity": {"name": entity}}}
+        version = self._records.versions(artifact.project, artifact.name).index(artifact)
+        aliases = [{"__typename": "ArtifactAlias", "id": alias, "alias": alias} for alias in artifact.aliases]
+        return {
+            "__typename": "ArtifactCollectionMembership",
+            "id": f"{artifact.artifact_id}-membership",
+            "versionIndex": version,
+            "createdAt": _TIME,
+            "aliases": aliases,
+            "artifactCollection": {"__typename": "ArtifactSequence", **collection},
+            "artifact": {
+                "__typename": "Artifact",
+                "id": artifact.artifact_id,
+                "artifactSequence": {"__typename": "ArtifactSequence", **collection},
+                "versionIndex": version,
+                "artifactType": {"name": artifact.kind},
+                "description": None,
+                "metadata": artifact.metadata,
+                "ttlDurationSeconds": -2,
+                "ttlIsInherited": True,
+                "tags": [],
+                "historyStep": None,
+                "state": "COMMITTED",
+                "size": sum(map(len, artifact.files.values())),
+                "digest": artifact.digest,
+                "commitHash": None,
+                "fileCount": len(artifact.files),
+                "createdAt": _TIME,
+                "updatedAt": _TIME,
+                "aliases": [],
+            },
+        }
+
+    def ArtifactByID(self, given: _Given) -> _Data:
+        """Describe an artifact for wandb 0.19."""
+        artifact = self._records.artifacts[given["id"]]
+        entity, project = artifact.project.split("/")
+        collection = {"name": artifact.name, "project": {"entityName": entity, "name": project}}
+        aliases = [{"alias": alias, "artifactCollection": collection} for alias in artifact.aliases]
+        manifest = {"file": {"directUrl": self._manifest_url(artifact.artifact_id)}}
+        replaced = {"artifactSequence": collection, "aliases": aliases, "currentManifest": manifest}
+        return {"artifact": {**self._membership(artifact)["artifact"], **replaced}}
+
+    ArtifactByIDShort = ArtifactByID
+
+    def UseArtifact(self, variables: _Given) -> _Data:
+        given = variables.get("input") or variables
+        artifact = self._records.artifacts[given["artifactID"]]
+        artifact.used_by.append(f"{given['entityName']}/{given['projectName']}/{given['runName']}")
+        return {"useArtifact": {"artifact": {"id": artifact.artifact_id}}}
+
+    def FetchArtifactManifest(self, given: _Given) -> _Data:
+        manifest = {"__typename": "DeferredArtifactManifest", "file": {"directUrl": self._manifest_url(given["id"])}}
+        return {"artifact": {"currentManifest": manifest}}
+
+    def GetArtifactMembershipFileUrls(self, given: _Given) -> _Data:
+        artifact = self._find(given, given["collection"], given["alias"])
+        if artifact is None:
+            raise KeyError(given["collection"])
+        urls = {name: self._url_of("artifact", artifact.artifact_id, name) for name in artifact.files}
+        edges = [{"node": {"__typename": "File", "name": name, "directUrl": url}} for name, url in urls.items()]
+        page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+        membership = {"files": {"pageInfo": page, "edges": edges}}
+        return {"project": {"artifactCollection": {"__typename": "ArtifactSequence", "artifactMembership": membership}}}
+
+    # Sweeps: `wandb.sweep` makes one, an agent starts, reports its running trials, and receives its next commands
+
+    def UpsertSweep(self, given: _Given) -> _Data:
+        sweep = RecordedSweep(f"sweep{len(self._records.sweeps)}", yaml.safe_load(given["config"]))
+        self._records.sweeps[sweep.name] = sweep
+        about = {"name": sweep.name, "project": _project(given.get("projectName") or PROJECT, ENTITY)}
+        return {"upsertSweep": {"sweep": about, "configValidationWarnings": []}}
+
+    def SweepWithRuns(self, given: _Given) -> _Data:
+        sweep = self._records.sweeps[given["sweep"]]
+        about = {"id": sweep.name, "name": sweep.name, "method": "grid", "state": "RUNNING", "runs": {"edges": []}}
+        return {"project": {"sweep": {**about, "config": yaml.safe_dump(sweep.config)}}}
+
+    def CreateAgent(self, given: _Given) -> _Data:
+        name = f"agent-{len(self._agents)}"
+        self._agents[name] = self._records.sweeps[given["sweep"]]
+        return {"createAgent": {"agent": {"id": name}}}
+
+    def Heartbeat(self, given: _Given) -> _Data:
+        name = given["id"]
+        commands = self._agents[name].commands(name, json.loads(given["runState"]))
+        return {"agentHeartbeat": {"agent": {"id": name}, "commands": json.dumps(commands)}}
 
 
-def _stored(run: RecordedRun, project: _Data, lines: int) -> _Data:
+def _project(project: str, entity: str) -> _Data:
+    return {"id": project, "name": project, "entity": {"id": entity, "name": entity}}
+
+
+def _stored(run: RecordedRun) -> _Data:
     """Return a run as W&B's answers describe it."""
     return {
         "id": run.key,
@@ -167,12 +256,12 @@ def _stored(run: RecordedRun, project: _Data, lines: int) -> _Data:
         "description": None,
         "config": json.dumps(run.stored_config),
         "sweepName": run.sweep,
-        "project": project,
-        "historyLineCount": lines,
+        "project": _project(run.project, run.entity),
+        "historyLineCount": run.line_count(HISTORY),
     }
 
 
-def _resume_bucket(run: RecordedRun) -> _Data:
+def _resumed(run: RecordedRun) -> _Data:
     """Return the data about a run for a client that resumes it; `wandbConfig` shows that it was started before."""
     started = {"t": run.own_config["t"]} if "t" in run.own_config else {}
     return {
@@ -183,16 +272,10 @@ def _resume_bucket(run: RecordedRun) -> _Data:
         "logLineCount": run.line_count("output.log"),
         "historyLineCount": run.line_count(HISTORY),
         "eventsLineCount": run.line_count(EVENTS),
-        "historyTail": _tail(run, HISTORY),
-        "eventsTail": _tail(run, EVENTS),
+        "historyTail": json.dumps(run.lines(HISTORY)[-1:]),  # JSON in JSON
+        "eventsTail": json.dumps(run.lines(EVENTS)[-1:]),
         "config": json.dumps(run.stored_config),
         "tags": list(run.tags),
         "notes": run.notes,
         "wandbConfig": json.dumps(started),
     }
-
-
-def _tail(run: RecordedRun, name: str) -> str:
-    """Return a list of the last line, in JSON; the line itself is JSON, too."""
-    line = run.tail(name)
-    return json.dumps([] if line is None else [line])

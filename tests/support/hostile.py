@@ -85,12 +85,10 @@ def sidecar(run_id: str, **other: Any) -> dict[str, Any]:
     return sidecar_record(run_id=run_id, base_id=run_id, **{**role, **rank, **other})
 
 
-def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:
+def with_sidecar(place: Path, content: str | dict[str, Any]) -> None:
     """Make a run with other content in place of its sidecar."""
-    directory = write_run(place, place.name)
     text = json.dumps(content) if isinstance(content, dict) else content
-    (directory / "dist-wandb.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    return directory
+    (write_run(place, place.name) / "dist-wandb.json").write_text(text)
 
 
 def sparse(path: Path) -> None:
@@ -124,22 +122,15 @@ def artifact(**manifest: Any) -> Record:
 # --- code, and settings -----------------------------------------------------------------------------------------------
 
 
-def _code(*names: str) -> Build:
-    def build(place: Path, someone: Victim) -> None:
-        directory = write_run(place, place.name)
-        for name in names:
-            path = directory / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(someone.code(f"{place.name}-{name.replace('/', '-')}"))
-
-    return build
-
-
-tree("code-click", uploaded="uploaded")(_code("click.py", "yaml.py", "requests.py", "pydantic.py", "platformdirs.py"))
-tree("code-wandb", uploaded="uploaded")(_code("wandb.py", "dist_wandb.py", "torch.py", "google/__init__.py"))
-tree("code-of-python", uploaded="uploaded")(
-    _code("json.py", "re.py", "typing.py", "subprocess.py", "encodings/__init__.py", "sitecustomize.py", "site.py")
-)
+@tree("code", uploaded="uploaded")
+def _code(place: Path, someone: Victim) -> None:
+    directory = write_run(place, place.name)
+    modules = "click yaml requests pydantic platformdirs wandb dist_wandb torch google/__init__"
+    of_python = "json re typing subprocess encodings/__init__ sitecustomize site"
+    for name in f"{modules} {of_python}".split():
+        path = directory / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(someone.code(f"{place.name}-{name.replace('/', '-')}"))
 
 
 @tree("settings", uploaded="uploaded")
@@ -189,29 +180,12 @@ tree("run-is-other", "does not start like", shown="refused")(
 tree("sidecar-is-sparse", "more than")(_in_place_of_the_sidecar(lambda path, _: sparse(path)))
 
 
-@tree("uploads-of-pipes", "not uploaded it from this account")
-def _uploads_of_pipes(place: Path, _: Victim) -> None:
-    for path in _of_an_upload(place):
-        os.mkfifo(path)
-
-
 @tree("uploads-of-links", "not uploaded it from this account")
 def _uploads_of_links(place: Path, someone: Victim) -> None:
-    mark, state = _of_an_upload(place)
-    mark.symlink_to(someone.home / ".ssh" / "made-by-the-mark")
-    state.symlink_to("/dev/zero")
-
-
-@tree("uploads-sparse", "not uploaded it from this account")
-def _uploads_sparse(place: Path, _: Victim) -> None:
-    for path in _of_an_upload(place):
-        sparse(path)
-
-
-def _of_an_upload(place: Path) -> tuple[Path, Path]:
-    """Return the paths beside an unfinished run that an upload may create or read: W&B's mark, and its state."""
+    """Beside an unfinished run is what an upload may create or read: W&B's mark, and its state."""
     directory = write_run(place, place.name, ended=False)
-    return directory / f"run-{place.name}.wandb.synced", directory / f"run-{place.name}.wandb.syncstate"
+    (directory / f"run-{place.name}.wandb.synced").symlink_to(someone.home / ".ssh" / "made-by-the-mark")
+    (directory / f"run-{place.name}.wandb.syncstate").symlink_to("/dev/zero")
 
 
 @tree("online-log-is-a-pipe", "debug-internal.log")
@@ -343,12 +317,6 @@ tree("entity-of-a-stranger", "stranger")(lambda place, _: write_run(place, place
 tree("world-of-ten-billion", "world_size")(lambda place, _: with_sidecar(place, sidecar(place.name, world_size=10**10)))
 tree("world-of-a-million", "ranks 1, 2")(lambda place, _: with_sidecar(place, sidecar(place.name, world_size=10**6)))
 tree("sidecar-of-brackets", "dist-wandb.json")(lambda place, _: with_sidecar(place, "[" * 60_000))
-tree("sidecar-of-digits", "dist-wandb.json")(
-    lambda place, _: with_sidecar(
-        place, json.dumps(sidecar(place.name)).replace('"world_size": 1', '"world_size": ' + "9" * 60_000)
-    )
-)
-tree("sidecar-no-utf-8", "dist-wandb.json")(lambda place, _: with_sidecar(place, b"\xff\xfe{}"))
 
 
 @tree("online-log-of-line-breaks", "has more than 1000000 lines")

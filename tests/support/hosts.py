@@ -51,19 +51,8 @@ class Hosts:
         marked: list[str | Path] = ["env", f"{_MARK}={host}", *command]
         if not self.are_real:
             return marked
-        return [
-            "ip",
-            "netns",
-            "exec",
-            _namespace(f"h{host}"),
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            _NAMED,
-            f"host-{host}",
-            *marked,
-        ]
+        inside = ["ip", "netns", "exec", _namespace(f"h{host}"), "unshare", "--uts", "sh", "-c", _NAMED, f"host-{host}"]
+        return [*inside, *marked]
 
     def cut(self, host: int) -> None:
         """Cut off a host: nothing reaches it, and no connection is closed. On loopback, its processes are stopped."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from processes import Command, free_port, with_variables
+from processes import Command, free_port, torchrun, with_variables
 from stored import EACH_ONCE
 
 How = Literal["real", "processes", "variables"]
@@ -69,15 +69,6 @@ def _ranks(layout: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
 
 
 # --- started for real -------------------------------------------------------------------------------------------------
-
-
-def _torchrun(words: Command) -> list[Command]:
-    return [[*_TORCHRUN, "--standalone", "--nproc-per-node", "2", *words]]
-
-
-def _torchrun_static(words: Command) -> list[Command]:
-    place: Command = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    return [[*_TORCHRUN, *place, "--nproc-per-node", "2", "--node-rank", str(node), *words] for node in (0, 1)]
 
 
 def _torchrun_by_environment(words: Command) -> list[Command]:
@@ -154,8 +145,8 @@ def _pytorch_job(layout: tuple[int, ...]) -> list[Environ]:
 
 
 LAUNCHERS = (
-    Launcher("torchrun --standalone", "real", ((2,),), _torchrun, when=("after",)),
-    Launcher("torchrun, static, two nodes", "real", ((2, 2),), _torchrun_static, meets=True),
+    Launcher("torchrun --standalone", "real", ((2,),), lambda words: [*torchrun(*words)], when=("after",)),
+    Launcher("torchrun, static, two nodes", "real", ((2, 2),), lambda words: [*torchrun(*words, nodes=2)], meets=True),
     Launcher(
         "torchrun --virtual-local-rank, by PET_* (Kubeflow Trainer), uneven nodes",
         "real",

@@ -158,13 +158,3 @@ class Judge:
             life = rank, self._unit.lives[rank]
             kept = Counter(call.own for call in self._calls if call.life == life and call.own is not None)
             assert kept == Counter(self._unit.owns.get(life, ())), f"rank {rank} kept other things"
-
-    def final(self) -> list[Written]:
-        """Return the rows that are there in the end, in the order in which each was first written."""
-        first: dict[tuple[Life, int], Written] = {}
-        for number, written in enumerate(self.written):
-            if any(self.last[key] == number for key in written.givers):
-                first[written.owner.life, written.owner.number] = written
-            else:
-                first.setdefault((written.owner.life, written.owner.number), written)
-        return list(first.values())

@@ -51,7 +51,6 @@ class Unit:
         self.owns: dict[Life, list[str]] = {}  # what each life kept for rows, in the order in which it got it back
         self.now = 0.0
         self.rounds = 0
-        self.reduced = 0  # in how many rounds numbers were reduced
         self.closed = False
         self.is_checked = True  # whether the states of the ranks are compared after each round
         self.lives: Counter[int] = Counter()
@@ -79,10 +78,6 @@ class Unit:
     @property
     def members(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.dead | self.away | self.absent]
-
-    @property
-    def waits(self) -> bool:
-        return any(self.machines[rank].busy for rank in self.members)
 
     # What ranks do
 
@@ -181,7 +176,6 @@ class Unit:
         plans = {rank: self.machines[rank].plan(offers) for rank in members}
         lists = self.reduce(plans.values())
         self.rounds += 1
-        self.reduced += any(lists)
         outcomes = {rank: self.machines[rank].unpack(plans[rank], *lists) for rank in first or members}
         for rank in members:
             if rank not in outcomes:  # with what the others have kept of the round

@@ -17,14 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import warm
 from processes import clean_environment
+
+Outcome = tuple[str, bool, float]  # the name of a part, whether it passed, and its seconds
 
 ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
@@ -40,35 +41,25 @@ class Part:
     """One command of a check."""
 
     name: str  # name in the summary
-    command: Sequence[str]  # the command; pytest gets an option for its results in addition
-    # whether the command is pytest: then its tests are counted, else the command counts as one test
-    is_pytest: bool = True
+    command: Sequence[str]
     is_beside: bool = False  # whether it runs concurrently with the following parts, up to the first that does not
     niceness: int = 0  # reduction of its priority, as for `nice`
 
 
-@dataclass(frozen=True)
-class Outcome:
-    part: Part
-    passed: int
-    failed: int
-    seconds: float
-
-
 def checks(workers: int, python: str = sys.executable) -> Mapping[str, tuple[Part, ...]]:
     """Return the parts of all checks; `python` runs their tests, those of whole jobs `workers` at a time."""
-    pytest = (python, "-m", "pytest")
+    pytest = (python, "-m", "pytest", "--durations=10")
     core, waiting = (("-n", number, "--dist", "loadfile") for number in ("2", "3"))  # many of the oldest's tests wait
     first = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")  # otherwise the few jobs come last
     jobs = ("-n", str(workers), "--dist", "loadgroup")
     lint = (
-        Part("ruff check", (str(_BIN / "ruff"), "check"), is_pytest=False),
-        Part("ruff format", (str(_BIN / "ruff"), "format", "--check"), is_pytest=False),
-        Part("import-linter", (str(_BIN / "lint-imports"),), is_pytest=False),
-        Part("sizes", (sys.executable, "scripts/sizes.py"), is_pytest=False),
-        Part("house", (sys.executable, "scripts/house.py", "--log"), is_pytest=False, is_beside=True),
-        Part("mypy", (str(_BIN / "mypy"),), is_pytest=False),
-        Part("site", ("env", "NO_MKDOCS_2_WARNING=1", str(_BIN / "mkdocs"), "build", "--strict"), is_pytest=False),
+        Part("ruff check", (str(_BIN / "ruff"), "check")),
+        Part("ruff format", (str(_BIN / "ruff"), "format", "--check")),
+        Part("import-linter", (str(_BIN / "lint-imports"),)),
+        Part("sizes", (sys.executable, "scripts/sizes.py")),
+        Part("house", (sys.executable, "scripts/house.py", "--log"), is_beside=True),
+        Part("mypy", (str(_BIN / "mypy"),)),
+        Part("site", ("env", "NO_MKDOCS_2_WARNING=1", str(_BIN / "mkdocs"), "build", "--strict")),
     )
     return {
         "lint": lint,
@@ -83,18 +74,11 @@ def checks(workers: int, python: str = sys.executable) -> Mapping[str, tuple[Par
             # In a process of its own: in that of a worker which had run unit tests, it crashed twice in C code.
             Part("distributed", (*pytest, "tests/distributed"), is_beside=True, niceness=10),
             Part("core", (*pytest, *core, "tests/unit", "tests/fuzz"), is_beside=True, niceness=10),
-            Part(
-                "whole jobs",
-                (*pytest, *jobs, "-m", "not alone", *_WHOLE_JOBS),
-                niceness=5,
-            ),
+            Part("whole jobs", (*pytest, *jobs, "-m", "not alone", *_WHOLE_JOBS), niceness=5),
         ),
         "test-oldest": (
             Part("oldest: core", (*pytest, *waiting, "-m", "not newest", "tests/unit"), is_beside=True, niceness=5),
-            Part(
-                "oldest: whole jobs",
-                (*pytest, *jobs, "-m", "not newest", "tests/contract", *_WITH_OLDEST),
-            ),
+            Part("oldest: whole jobs", (*pytest, *jobs, "-m", "not newest", "tests/contract", *_WITH_OLDEST)),
         ),
     }
 
@@ -109,29 +93,16 @@ def run(parts: Iterable[Part]) -> list[Outcome]:
     """Run all parts, one after the other, with the concurrent ones alongside."""
     outcomes: list[Outcome] = []
     with ExitStack() as stack:
-        beside: list[Started] = []
+        beside: list[Callable[[], Outcome]] = []
         for part in parts:
-            started = Started(part, stack)
+            outcome = _started(part, stack)
             if part.is_beside:
-                beside.append(started)
-                continue
-            outcomes.append(started.outcome())
-            outcomes += [one.outcome() for one in beside]
-            beside.clear()
-        outcomes += [one.outcome() for one in beside]
+                beside.append(outcome)
+            else:
+                outcomes += [outcome(), *(one() for one in beside)]
+                beside.clear()
+        outcomes += [one() for one in beside]
     return outcomes
-
-
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """Return a line for each part, and a last line with the totals."""
-    width = max(len(outcome.part.name) for outcome in outcomes)
-    lines = [
-        f"{outcome.part.name:{width}}  {'FAILED' if outcome.failed else 'passed'}"
-        f"  {outcome.passed:5} passed  {outcome.failed:3} failed  {outcome.seconds:6.0f} s"
-        for outcome in outcomes
-    ]
-    passed, failed = (sum(getattr(outcome, kind) for outcome in outcomes) for kind in ("passed", "failed"))
-    return "\n".join([*lines, f"{passed} passed, {failed} failed"])
 
 
 def outcomes_of(check: str, workers: int) -> list[Outcome]:
@@ -152,48 +123,36 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a background job: stand-ins would not pass it on
         signal.signal(signal.SIGINT, signal.default_int_handler)
     outcomes = [outcome for check in arguments.check for outcome in outcomes_of(check, arguments.workers)]
-    sys.stdout.write(f"\n{summary(outcomes)}\n")
-    return 1 if any(outcome.failed for outcome in outcomes) else 0
+    for name, has_passed, seconds in outcomes:
+        sys.stdout.write(f"{'passed' if has_passed else 'FAILED'} {seconds:6.0f} s  {name}\n")
+    failed = [name for name, has_passed, _ in outcomes if not has_passed]
+    sys.stdout.write(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed\n")
+    return 1 if failed else 0
 
 
-class Started:
-    """A running part."""
-
-    def __init__(self, part: Part, stack: ExitStack) -> None:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dist_wandb-tests-")))
-        self._part = part
-        self._results = directory / "results.xml"
-        self._began = time.monotonic()
-        self._output = stack.enter_context((directory / "output").open("w+b")) if part.is_beside else None
-        options = (f"--junitxml={self._results}", "--durations=10") if part.is_pytest else ()
-        command = [*(("nice", "-n", str(part.niceness)) if part.niceness else ()), *part.command, *options]
-        if not part.is_beside:
-            self._announce()
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
-            self._process = subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=self._output)
-        except OSError as error:  # its environment does not exist
-            sys.stdout.write(f"{error}\n")
-        else:
-            stack.callback(_end, self._process)
-
-    def outcome(self) -> Outcome:
-        code = 1 if self._process is None else self._process.wait()
-        seconds = time.monotonic() - self._began
-        if self._output is not None:
-            self._announce()
-            self._output.seek(0)
-            sys.stdout.write(self._output.read().decode(errors="replace"))
-        passed, failed = _counts(self._results)
-        part = self._part
-        shows_nothing = part.is_pytest and not passed  # it was aborted, or found no test
-        if (code or shows_nothing) and not failed:
-            failed = 1
-        return Outcome(part, passed if part.is_pytest else int(not failed), failed, seconds)
-
-    def _announce(self) -> None:
-        sys.stdout.write(f"\n--- {self._part.name}: {' '.join(self._part.command)}\n")
+def _started(part: Part, stack: ExitStack) -> Callable[[], Outcome]:
+    """Start a part, and return a function that waits for its end. What runs beside others is printed then."""
+    began, announced = time.monotonic(), f"\n--- {part.name}: {' '.join(part.command)}\n"
+    output = stack.enter_context(tempfile.TemporaryFile()) if part.is_beside else None  # noqa: SIM115  # the stack's
+    if output is None:
+        sys.stdout.write(announced)
         sys.stdout.flush()
+    try:
+        command = [*(("nice", "-n", str(part.niceness)) if part.niceness else ()), *part.command]
+        process = subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=output)
+    except OSError as error:  # its environment does not exist
+        sys.stdout.write(f"{error}\n")
+        return lambda: (part.name, False, 0.0)
+    stack.callback(_end, process)
+
+    def outcome() -> Outcome:
+        code, seconds = process.wait(), time.monotonic() - began
+        if output is not None:
+            output.seek(0)
+            sys.stdout.write(announced + output.read().decode(errors="replace"))
+        return part.name, not code, seconds
+
+    return outcome
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -214,16 +173,6 @@ def _environment() -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "OMP_NUM_THREADS": "1"}
-
-
-def _counts(results: Path) -> tuple[int, int]:
-    """Return how many tests passed and failed; skipped tests count as failed, because they show nothing."""
-    try:
-        suites = list(ET.parse(results).getroot().iter("testsuite"))  # noqa: S314  # written by pytest
-    except (OSError, ET.ParseError):
-        return 0, 0
-    failed = sum(int(suite.get(kind, 0)) for suite in suites for kind in ("failures", "errors", "skipped"))
-    return sum(int(suite.get("tests", 0)) for suite in suites) - failed, failed
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ and each worker runs the shared jobs again. Here a file with a module-scoped fix
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +45,6 @@ def order(item: pytest.Item) -> int:
     """Return the sort key of a test, which puts the files with the longest tests first."""
     name = item.path.stem.removeprefix("test_")
     return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
-
-
-def names_of_one_process(names: Iterable[str]) -> list[str]:
-    """Return the test ids that contain the address of an object, such as ``test_it[<object object at 0x7f>]``.
-
-    Each worker gives such a test another name, and pytest-xdist then runs no test at all. A single worker does not
-    reveal the problem.
-    """
-    return [name for name in names if re.search(r" at 0x[0-9a-f]{6,}>", name)]
 
 
 def group_of(nodeid: str, root: Path) -> str:

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from dist_wandb.errors import ReadError
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, RunMode
@@ -21,18 +21,7 @@ COMBINATIONS: list[tuple[RunMode, RankScope]] = [(mode, scope) for mode in RUN_M
 EACH_ONCE: list[tuple[RunMode, RankScope]] = [("auto", "global"), ("shared", "worker"), ("new", "worker")]
 ROWS = 3
 PATIENT = 4.0  # s, a heartbeat: the first row of a name waits five heartbeats for all ranks, so it is not written twice
-
-
-class Rank(TypedDict):
-    global_rank: int
-    local_rank: int
-    node_rank: int
-    opens_run: bool
-    run_id: str | None
-    group: str | None
-    shared: bool
-    label: str | None
-    primary: bool
+Rank = dict[str, Any]  # of a test vector: global, local and node rank, and what the plan decides
 
 
 def vector(layout: str, run_mode: str, rank_scope: str) -> list[Rank]:
@@ -128,8 +117,8 @@ def check_runs(directory: Path, ranks: list[Rank]) -> None:
 
 def display_name(rank: Rank, name: str) -> str:
     """Return the display name of a rank's run: base id and display name have the same suffixes."""
-    assert rank["run_id"] is not None
-    return name + rank["run_id"].removeprefix("exp")
+    run_id: str = rank["run_id"]
+    return name + run_id.removeprefix("exp")
 
 
 def unit_of_run(rank: Rank, ranks: list[Rank]) -> list[int]:

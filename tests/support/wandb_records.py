@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,8 +25,28 @@ class Upsert:
     values: Mapping[str, Any]
 
 
+class _Streamed:
+    """Files that are streamed line by line."""
+
+    def lines(self, name: str) -> list[str]:
+        """Return the lines of one file, of each writer in the order of their offsets."""
+        raise NotImplementedError
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines(HISTORY)]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines(EVENTS)]
+
+    @property
+    def console(self) -> list[str]:
+        return self.lines(CONSOLE)
+
+
 @dataclass
-class WriterRecord:
+class WriterRecord(_Streamed):
     """The stream of one writer of a run: of a client of a shared run, or of all writers of a plain run.
 
     Lines are stored by the offset that the writer sent, so a line sent twice counts once, and a second writer of a
@@ -33,26 +54,13 @@ class WriterRecord:
     """
 
     client: str
-    lines: dict[str, dict[int, str]] = field(default_factory=dict)
+    placed: dict[str, dict[int, str]] = field(default_factory=dict)  # lines by file and offset
     summary: dict[str, Any] = field(default_factory=dict)
     completions: int = 0
     exit_codes: list[int] = field(default_factory=list)
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.ordered(HISTORY)]
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.ordered(EVENTS)]
-
-    @property
-    def console(self) -> list[str]:
-        return self.ordered(CONSOLE)
-
-    def ordered(self, name: str) -> list[str]:
-        """Return the lines of one streamed file in the order of their offsets."""
-        return [line for _, line in sorted(self.lines.get(name, {}).items())]
+    def lines(self, name: str) -> list[str]:
+        return [line for _, line in sorted(self.placed.get(name, {}).items())]
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Record one request of the file stream."""
@@ -62,14 +70,14 @@ class WriterRecord:
                 self.summary = json.loads(content[-1])
             else:
                 placed = enumerate(content, start=chunk.get("offset") or 0)
-                self.lines.setdefault(name, {}).update(placed)
+                self.placed.setdefault(name, {}).update(placed)
         if message.get("complete"):
             self.completions += 1
             self.exit_codes.append(message["exitcode"])
 
 
 @dataclass
-class RecordedRun:
+class RecordedRun(_Streamed):
     """The records of one run; values are the last ones received."""
 
     entity: str
@@ -90,18 +98,6 @@ class RecordedRun:
     @property
     def key(self) -> str:
         return f"{self.entity}/{self.project}/{self.run_id}"
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [row for writer in self.writers.values() for row in writer.rows]
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [event for writer in self.writers.values() for event in writer.events]
-
-    @property
-    def console(self) -> list[str]:
-        return [line for writer in self.writers.values() for line in writer.console]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -132,17 +128,16 @@ class RecordedRun:
     def rewind(self, step: float) -> None:
         """Forget the rows after a step of W&B."""
         for writer in self.writers.values():
-            lines = writer.lines.get(HISTORY, {})
-            writer.lines[HISTORY] = {at: line for at, line in lines.items() if json.loads(line)["_step"] <= step}
+            lines = writer.placed.get(HISTORY, {})
+            writer.placed[HISTORY] = {at: line for at, line in lines.items() if json.loads(line)["_step"] <= step}
 
     def line_count(self, name: str) -> int:
         """Return the number of lines of one streamed file; in a plain run, including gaps before the last line."""
-        placed = {client: writer.lines.get(name, {}) for client, writer in self.writers.items()}
+        placed = {client: writer.placed.get(name, {}) for client, writer in self.writers.items()}
         return sum(max(lines, default=-1) + 1 if client == PLAIN else len(lines) for client, lines in placed.items())
 
-    def tail(self, name: str) -> str | None:
-        lines = [line for writer in self.writers.values() for line in writer.ordered(name)]
-        return lines[-1] if lines else None
+    def lines(self, name: str) -> list[str]:
+        return [line for writer in self.writers.values() for line in writer.lines(name)]
 
 
 @dataclass
@@ -166,9 +161,59 @@ class RecordedArtifact:
 
 
 @dataclass
+class Trial:
+    """One trial: a run that does not exist until an agent has opened it."""
+
+    run_id: str  # id that the server generated for its run
+    values: dict[str, Any]  # values of the sweep's parameters
+    agent: str = ""  # the agent that runs it; empty before any does
+    is_stopped: bool = False  # whether its agent should stop it
+    has_ended: bool = False  # whether its agent has reported that it no longer runs
+
+
+@dataclass
+class RecordedSweep:
+    """A sweep over a grid."""
+
+    name: str  # id of the sweep, as users write it
+    config: dict[str, Any]  # the config passed to ``wandb.sweep``
+    trials: list[Trial] = field(default_factory=list)  # all points of the grid, the last parameter varying fastest
+
+    def __post_init__(self) -> None:
+        parameters = self.config["parameters"]
+        axes = [item["values"] if "values" in item else [item["value"]] for item in parameters.values()]
+        for number, point in enumerate(itertools.product(*axes)):
+            self.trials.append(Trial(f"{self.name}t{number}", dict(zip(parameters, point, strict=True))))
+
+    def commands(self, agent: str, running: Mapping[str, bool]) -> list[dict[str, Any]]:
+        """Stop trials that should be stopped; if none runs, start the next one; if none is left, end the agent."""
+        mine = [trial for trial in self.trials if trial.agent == agent and not trial.has_ended]
+        for trial in mine:
+            trial.has_ended = trial.run_id not in running
+        remaining = [trial for trial in mine if not trial.has_ended]
+        if remaining:
+            return [{"type": "stop", "run_id": trial.run_id} for trial in remaining if trial.is_stopped]
+        following = next((trial for trial in self.trials if not trial.agent), None)
+        if following is None:
+            return [{"type": "exit"}]
+        following.agent = agent
+        values = {name: {"value": value} for name, value in following.values.items()}
+        return [{"type": "run", "run_id": following.run_id, "args": values, "program": self.config.get("program")}]
+
+
+@dataclass
 class Records:
     runs: dict[str, RecordedRun] = field(default_factory=dict)
     artifacts: dict[str, RecordedArtifact] = field(default_factory=dict)
+    sweeps: dict[str, RecordedSweep] = field(default_factory=dict)
+
+    def versions(self, project: str, name: str) -> list[RecordedArtifact]:
+        return [one for one in self.artifacts.values() if (one.project, one.name) == (project, name)]
+
+    def is_stopped(self, run_id: str) -> bool:
+        """Return whether a run is a trial that should be stopped; its own client is informed as well."""
+        trials = (trial for sweep in self.sweeps.values() for trial in sweep.trials)
+        return any(trial.is_stopped for trial in trials if trial.run_id == run_id)
 
     def upsert(self, variables: Mapping[str, Any], client: str) -> tuple[RecordedRun, bool]:
         """Record an upsert; return the run, and whether it is new."""

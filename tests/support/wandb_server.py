@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from graphql_of_wandb import GraphQL, UnknownOperationError, operation_name
+from graphql_of_wandb import GraphQL, operation_name
 from processes import clean_environment, free_port
-from wandb_records import PLAIN, RecordedArtifact, RecordedRun, Records
-from wandb_sweeps import Trial
+from wandb_records import PLAIN, RecordedArtifact, RecordedRun, Records, Trial
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -170,12 +169,12 @@ class WandbServer:
 
     def trials(self, sweep: str) -> list[Trial]:
         with self._changed:
-            return copy.deepcopy(self._graphql.sweeps.sweeps[sweep].trials)
+            return copy.deepcopy(self._records.sweeps[sweep].trials)
 
     def stop_trial(self, sweep: str, number: int) -> None:
         """Make the agent of a trial stop it at its next heartbeat, as early stopping and W&B's web pages do."""
         with self._changed:
-            self._graphql.sweeps.sweeps[sweep].trials[number].is_stopped = True
+            self._records.sweeps[sweep].trials[number].is_stopped = True
 
     @property
     def artifacts(self) -> list[RecordedArtifact]:
@@ -236,7 +235,7 @@ class WandbServer:
             if request.scope == "file_stream":
                 _, _, entity, project, run_id, _ = map(unquote, request.path.split("/"))
                 self._records.stream(f"{entity}/{project}/{run_id}", request.client, request.message)
-                is_stopped = run_id in self.stopped_runs or self._graphql.sweeps.is_stopped(run_id)
+                is_stopped = run_id in self.stopped_runs or self._records.is_stopped(run_id)
                 return Answer(200, {"limits": {}, "stopped": is_stopped})
             if request.scope == "files":
                 _, _, kind, owner, name = map(unquote, request.path.split("/"))
@@ -244,7 +243,7 @@ class WandbServer:
                     return Answer(200, content=self._records.get(kind, owner, name))
                 self._records.put(kind, owner, name, request.content)
                 return Answer(200)
-        except (UnknownOperationError, KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError) as error:
             self._unknown.append(f"{request.operation}: {error!r} in {request.message or request.content[:1000]!r}")
             return Answer(400, {"errors": [{"message": f"not understood: {error!r}"}]})
         self._unknown.append(request.operation)

@@ -62,7 +62,6 @@ CASES = (
     _case("part-before-the-same-name", _log({"n": 11}, 5, commit=False), _log({"n": 12}, 6)),
     _case("summary-of-an-open-row", _log({"a": 1}, 0), _summary(a=9), _log({"a": 2}, 1, commit=True)),
     _case("axis-with-lag", *_BOTH, _BEHIND, _axis("*", "s"), *_BOTH, pace=0.01),
-    _case("axis-defined-late", _log({"a": 1, "s": 8}, 0), _axis("a", "s"), _log({"a": 2}, 1)),
     _case(
         "axis-before-a-failure",
         *(_axis("a", "s"), _log({"a": 1, "s": 8}, 0), _log({"b": 2, "s": 8})),
@@ -97,5 +96,4 @@ CASES = (
         *(_log({"a": 1, "best": 5}, 1), _summary(a=99), _log({"b": 1, "best": 3}, 2)),
         *(_log({"c": 1}), _summary(c=50), _log({"d": 1}, 3), _summary(d=60)),
     ),
-    _case("without-a-step-after-one", _log({"a": 1}, 5), _log({"b": 2}), _log({"c": 3})),
 )

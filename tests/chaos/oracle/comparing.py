@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
+from difflib import unified_diff
 from typing import Any
 
 from oracle.recorded import Recorded
@@ -42,7 +41,6 @@ INTENDED = {
 """What differs on purpose, each with its reason."""
 
 _OF_WANDB = frozenset({"_runtime", "_timestamp", "_step", "_wandb"})
-_NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class Terms:
     x: str = X  # name of our x axis; empty if stock has the same one, so that it counts as a value
     is_failing: bool = False  # whether the script ends with a failure
     has_peers: bool = False  # whether our run is that of a job of several ranks
-    axes: frozenset[str] = frozenset()  # the names of the user's x axes
     unlike: frozenset[str] = frozenset()  # further names that are not compared, in rows, summary and config
     # if given, consecutive rows with equal values of these names, and no other name in common, are one row
     joined: frozenset[str] = frozenset()
@@ -101,29 +98,14 @@ class Row:
     values: Mapping[str, Any]
 
     def __str__(self) -> str:
-        return f"{'' if self.x is None else f'x={self.x}  '}{self.text}"
-
-    @property
-    def text(self) -> str:
-        return json.dumps(dict(sorted(self.values.items())))
-
-    def cells(self, *, with_x: bool = True) -> Counter[str]:
-        """Return its values with their names, and with its position."""
-        x = self.x if with_x else None
-        return Counter(json.dumps([x, name, value]) for name, value in self.values.items())
+        return f"{'' if self.x is None else f'x={self.x}  '}{json.dumps(dict(sorted(self.values.items())))}"
 
 
-@dataclass(frozen=True)
-class Difference:
-    kind: str  # its kind, such as ``row split``
-    text: str  # what differs
-
-
-def compare(stock: Recorded, ours: Recorded, terms: Terms) -> list[Difference]:
-    """Return all differences that are not intended."""
+def compare(stock: Recorded, ours: Recorded, terms: Terms) -> list[str]:
+    """Return all differences that are not intended, each as text that begins with what differs."""
     if stock.problem or ours.problem:
-        return [Difference("unreadable", f"stock: {stock.problem or 'read'}; ours: {ours.problem or 'read'}")]
-    found = _rows_differ(terms.rows_of_stock(stock), terms.rows_of_ours(ours), terms)
+        return [f"unreadable: stock: {stock.problem or 'read'}; ours: {ours.problem or 'read'}"]
+    found = _rows_differ(list(map(str, terms.rows_of_stock(stock))), list(map(str, terms.rows_of_ours(ours))))
     found += _values_differ("summary", terms.of_user(stock.summary), terms.of_user(ours.summary))
     found += _values_differ("config", terms.of_user(stock.config), terms.of_user(ours.config))
     names = {name for row in stock.rows for name in terms.of_user(row)}
@@ -134,81 +116,20 @@ def compare(stock: Recorded, ours: Recorded, terms: Terms) -> list[Difference]:
         {name: "" if axis == terms.x else axis for name, axis in ours_of.items()},
     )
     if stock.exit_code != ours.exit_code:
-        found.append(Difference("exit code", f"stock {stock.exit_code}, ours {ours.exit_code}"))
+        found.append(f"exit code: stock {stock.exit_code}, ours {ours.exit_code}")
     return found
 
 
-def side_by_side(stock: Recorded, ours: Recorded, terms: Terms) -> str:
-    """Return both runs' rows, one on a line, with a mark before those that only one of them has."""
-    lines = []
-    for is_equal, old, new in _stretches(terms.rows_of_stock(stock), terms.rows_of_ours(ours)):
-        if is_equal:
-            lines += [f"            {row}" for row in old]
-        else:
-            lines += [f"    - stock {row}" for row in old] + [f"    + ours  {row}" for row in new]
-    return "\n".join(lines)
+def _rows_differ(stock: list[str], ours: list[str]) -> list[str]:
+    """Return all rows of both as one difference; nothing if they are equal."""
+    lines = unified_diff(stock, ours, "stock", "ours", lineterm="", n=len(stock))
+    return [] if stock == ours else ["\n    ".join(["rows:", *lines])]
 
 
-def _values_differ(what: str, stock: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Difference]:
+def _values_differ(what: str, stock: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     found = []
     for name in sorted({*stock, *ours}):
-        texts = [json.dumps(values[name]) if name in values else _NOTHING for values in (stock, ours)]
+        texts = [json.dumps(values[name]) if name in values else "nothing" for values in (stock, ours)]
         if texts[0] != texts[1]:
-            found.append(Difference(what, f"{name}: stock {texts[0]}, ours {texts[1]}"))
+            found.append(f"{what}: {name}: stock {texts[0]}, ours {texts[1]}")
     return found
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def _stretches(stock: Sequence[Row], ours: Sequence[Row]) -> list[tuple[bool, Sequence[Row], Sequence[Row]]]:
-    matcher = SequenceMatcher(None, list(map(str, stock)), list(map(str, ours)), autojunk=False)
-    return [(tag == "equal", stock[a:b], ours[c:d]) for tag, a, b, c, d in matcher.get_opcodes()]
-
-
-def _rows_differ(stock: Sequence[Row], ours: Sequence[Row], terms: Terms) -> list[Difference]:
-    """Return how rows differ: in their order, or in each stretch between equal rows."""
-    if Counter(map(str, stock)) == Counter(map(str, ours)):
-        return (
-            []
-            if list(map(str, stock)) == list(map(str, ours))
-            else [Difference("order", "the same rows, not in order")]
-        )
-    found = []
-    for is_equal, old, new in _stretches(stock, ours):
-        if not is_equal:
-            texts = [f"- stock {row}" for row in old] + [f"+ ours  {row}" for row in new]
-            found.append(Difference(_kind(old, new, terms), "\n    ".join(["", *texts])))
-    return found
-
-
-def _kind(stock: Sequence[Row], ours: Sequence[Row], terms: Terms) -> str:
-    """Return what happened to the rows of a stretch between equal rows."""
-    return next(_kinds(stock, ours, terms), "other rows")
-
-
-def _kinds(stock: Sequence[Row], ours: Sequence[Row], terms: Terms) -> Iterator[str]:
-    """Yield the kinds that describe a stretch, the best one first."""
-    if any(DEGRADED in row.values for row in ours):
-        yield "flagged"
-    if not ours:
-        yield "row missing"
-    if not stock and all(row.values.keys() <= terms.axes | terms.joined for row in ours):
-        yield "row of the axis alone"
-    if not stock:
-        yield "row extra"
-    changed = "row split" if len(ours) > len(stock) else "rows joined" if len(ours) < len(stock) else "cells moved"
-    if set(_cells(stock)) == set(_cells(ours)):
-        yield changed
-    if [row.text for row in stock] == [row.text for row in ours]:
-        yield "x"
-    if set(_cells(stock, with_x=False)) == set(_cells(ours, with_x=False)):
-        yield f"{changed}, and x"
-    if [(row.x, sorted(row.values)) for row in stock] == [(row.x, sorted(row.values)) for row in ours]:
-        yield "value"
-    if set(_cells(ours)) < set(_cells(stock)):
-        yield "value missing"
-
-
-def _cells(rows: Sequence[Row], *, with_x: bool = True) -> Counter[str]:
-    return sum((row.cells(with_x=with_x) for row in rows), Counter())

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from oracle.comparing import Terms, X
-from oracle.running import Result, Runs, played, started
+from oracle.comparing import Terms, X, compare
+from oracle.running import Runs, played, started
 
 _HERE = Path(__file__).parent
 _LONGEST = 150.0  # seconds for a job, on a busy machine
@@ -19,7 +19,6 @@ class Framework:
     file: str  # the file that plays them
     scripts: tuple[str, ...]  # their names, which are the ids of their runs
     x: str = ""  # name of our x axis; empty if stock has the same one
-    axes: frozenset[str] = frozenset()  # names of the user's x axes
     joined: frozenset[str] = frozenset()  # names that each call at one step has, if stock gives W&B no step
     unlike: frozenset[str] = frozenset()  # names whose values differ by nature
     starts_ranks: bool = False  # whether the framework starts the ranks itself
@@ -46,7 +45,7 @@ FRAMEWORKS = (
         joined=frozenset({"trainer/global_step", "epoch"}),
         starts_ranks=True,
     ),
-    Framework("Accelerate", "track.py", ("steps", "calls", "run"), x=X, axes=frozenset({"samples"})),
+    Framework("Accelerate", "track.py", ("steps", "calls", "run"), x=X),
     Framework(
         "Trainer",
         "train.py",
@@ -57,20 +56,18 @@ FRAMEWORKS = (
 )
 
 
-def judge(framework: Framework, ranks: int = 2) -> list[Result]:
-    """Run the scripts of a framework with its own class and with ours, and compare them."""
+def judge(framework: Framework, ranks: int = 2) -> list[str]:
+    """Run the scripts of a framework with its own class and with ours, and return what differs."""
     with ThreadPoolExecutor(2) as pool:
         stock, ours = pool.map(lambda which: _played(framework, which, ranks), ("stock", "ours"))
     terms = Terms(
         x=framework.x,
         has_peers=ranks > 1,
-        axes=framework.axes,
         joined=framework.joined,
         unlike=framework.unlike,
     )
     return [
-        Result.of(f"{framework.name}, {name}", f"{ranks} ranks", stock[name], ours[name], terms)
-        for name in framework.scripts
+        f"{name}: {difference}" for name in framework.scripts for difference in compare(stock[name], ours[name], terms)
     ]
 
 

@@ -1,6 +1,6 @@
 """What a run has left on disk, in a form in which two runs can be compared.
 
-W&B's reader does not tell a nested value from one with a dot in its name, so rows and summary are read without it.
+The package's reader does not tell a nested value from one with a dot in its name, so the records are read without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from stored import find_runs
 
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.record_file import records_of
-from dist_wandb.wandb_files.records import read_records
 
 _LONGEST_WRITE = 20.0  # seconds that wandb's process may need after `finish` to complete a file
 
@@ -42,23 +41,21 @@ class Recorded:
         patterns = [axis for axis in self.axes if axis.endswith("*") and name.startswith(axis.removesuffix("*"))]
         return self.axes[max(patterns, key=len)] if patterns else ""
 
-    def take(self, kind: str, contents: Mapping[str, Any]) -> None:
-        """Add one record of the file."""
+    def take(self, record: Any) -> None:
+        """Add one record of W&B's."""
+        kind = record.WhichOneof("record_type")
         if kind in ("config", "run"):
-            change = contents.get("config", {}) if kind == "run" else contents
-            self.config.update(change.get("update", {}))
-            for name in change.get("remove", ()):
-                self.config.pop(name, None)
+            change = record.run.config if kind == "run" else record.config
+            self.config.update({_name(item): json.loads(item.value_json) for item in change.update})
+            for item in change.remove:
+                self.config.pop(_name(item), None)
         elif kind == "metric":
-            self.axes[contents.get("glob_name") or contents["name"]] = contents.get("step_metric", "")
+            self.axes[record.metric.glob_name or record.metric.name] = record.metric.step_metric
         elif kind == "exit":
-            self.exit_code = contents.get("exit_code", 0)
-
-    def take_values(self, record: Any) -> None:
-        """Add one record of W&B's: a row, or a change of the summary."""
-        if record.HasField("history"):
+            self.exit_code = record.exit.exit_code
+        elif kind == "history":
             self.rows.append({_name(item): json.loads(item.value_json) for item in record.history.item})
-        elif record.HasField("summary"):
+        elif kind == "summary":
             for item in (*record.summary.remove, *record.summary.update):
                 name = _name(item)
                 for old in [old for old in self.summary if old == name or old.startswith(f"{name}.")]:
@@ -98,15 +95,11 @@ def _read(paths: list[Path]) -> Recorded:
     if len(paths) != 1:
         run.problem = f"{len(paths)} files of this run, instead of one"
         return run
-    problems: list[str] = []
     try:
-        for kind, contents in read_records(paths[0], problems):
-            run.take(kind, contents)
         for content, _ in records_of(paths[0]):
             record = new_record()
             record.ParseFromString(content)
-            run.take_values(record)
+            run.take(record)
     except ReadError as error:
-        problems = [str(error)]
-    run.problem = "; ".join(problems)
+        run.problem = str(error)
     return run

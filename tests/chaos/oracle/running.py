@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oracle.comparing import Difference, Terms, compare, side_by_side
+from oracle.comparing import Terms, compare
 from oracle.recorded import Recorded, recorded_runs
 from oracle.scripts import Script, for_stock, to_json
 from processes import clean_environment, python, rank_commands, run_job
 
 _PLAYER = Path(__file__).parent / "player.py"
 _SOURCES = Path(__file__).parents[3] / "src"
+_AT_ONCE = 60  # scripts of one job
 _EACH, _START = 12.0, 90.0  # seconds for a script, and for the start of a job, on a busy machine
 
 Runs = dict[str, Recorded]  # by name of the script
@@ -28,34 +29,10 @@ class Variant:
     guard: str = "none"  # what only rank 0 does: nothing (`none`), `log`, or `init` as well
 
     def __str__(self) -> str:
-        return {
-            "none": f"{self.ranks} rank{'s' if self.ranks > 1 else ''}",
-            "log": f"{self.ranks} ranks, log guarded",
-            "init": f"{self.ranks} ranks, init guarded",
-        }[self.guard]
+        return f"{self.ranks} ranks" if self.guard == "none" else f"{self.ranks} ranks, {self.guard} guarded"
 
 
 VARIANTS = (Variant(1), Variant(2), Variant(3), Variant(2, "log"), Variant(2, "init"))
-
-
-@dataclass(frozen=True)
-class Result:
-    name: str  # of the script
-    variant: str
-    differences: list[Difference]  # what differs from stock, except what is intended
-    rows: str  # rows of both runs, side by side
-    script: str = ""  # the script itself, if it was drawn
-
-    @classmethod
-    def of(cls, name: str, variant: str, stock: Recorded, ours: Recorded, terms: Terms, script: str = "") -> Result:
-        return cls(name, variant, compare(stock, ours, terms), side_by_side(stock, ours, terms), script)
-
-    def __str__(self) -> str:
-        head = f"{self.name}, {self.variant}"
-        if not self.differences:
-            return f"{head}: equal"
-        found = "\n".join(f"  {one.kind}: {one.text}" for one in self.differences)
-        return f"{head}: {len(self.differences)} differences\n{self.script}\n{found}\nall rows:\n{self.rows}"
 
 
 def played(names: Sequence[str], commands: Callable[[Path], Iterable[Sequence[str | Path]]], limit: float) -> Runs:
@@ -68,55 +45,46 @@ def played(names: Sequence[str], commands: Callable[[Path], Iterable[Sequence[st
         return recorded_runs(here, list(names))
 
 
-def play_ours(scripts: Sequence[Script], variant: Variant) -> Runs:
-    """Run scripts with this package; return their runs by name."""
-    return _play(scripts, "ours", variant)
-
-
 class Stock:
     """What stock wandb leaves of scripts: one job. Some are played a second time, to compare several ranks with."""
 
     def __init__(self, scripts: Sequence[Script]) -> None:
         keys = [(script, peers) for script in scripts for peers in (0, 1)]
         self._forms = {(script.name, peers): for_stock(script, has_peers=bool(peers)) for script, peers in keys}
-        forms = {self._name(*key): replace(form.script, name=self._name(*key)) for key, form in self._forms.items()}
-        self._runs = _play(list(forms.values()), "stock", Variant(1))
+        forms = {self._name(*key): replace(form, name=self._name(*key)) for key, (form, _) in self._forms.items()}
+        self._runs = play(list(forms.values()), "stock", Variant(1))
 
-    def result(self, script: Script, variant: Variant, ours: Recorded) -> Result:
-        """Compare a run of this package with stock's."""
+    def differences(self, script: Script, variant: Variant, ours: Recorded) -> list[str]:
+        """Return how a run of this package differs from stock's, after the script."""
         key = script.name, int(variant.ranks > 1)
         stock = self._runs[self._name(*key)]
         terms = Terms(
-            self._forms[key].x_of,
+            self._forms[key][1],
             is_failing=script.is_failing,
             has_peers=variant.ranks > 1,
-            axes=script.axes,
             joined=script.late_axes if variant.ranks > 1 else frozenset(),
         )
-        return Result.of(script.name, str(variant), stock, ours, terms, str(script))
+        found = compare(stock, ours, terms)
+        return [str(script), *found] if found else []
 
     def _name(self, name: str, peers: int) -> str:
         """Return the name of a script's run: the same for both forms if they are equal."""
-        return f"{name}-peers" if peers and self._forms[name, 1].script != self._forms[name, 0].script else name
+        return f"{name}-peers" if peers and self._forms[name, 1][0] != self._forms[name, 0][0] else name
 
 
-def judge(scripts: Sequence[Script], variants: Sequence[Variant] = VARIANTS) -> list[Result]:
-    """Run scripts with stock wandb and in all variants, and compare them."""
-    stock = Stock(scripts)
-    results = []
-    for variant in variants:
-        ours = play_ours(scripts, variant)
-        results += [stock.result(script, variant, ours[script.name]) for script in scripts]
-    return results
+def play(scripts: Sequence[Script], which: str, variant: Variant) -> Runs:
+    """Run scripts with stock wandb or with ours; return their runs by name."""
+    runs: Runs = {}
+    for first in range(0, len(scripts), _AT_ONCE):
+        some = scripts[first : first + _AT_ONCE]
 
+        def commands(directory: Path, some: Sequence[Script] = some) -> Iterable[Sequence[str | Path]]:
+            file = directory / "scripts.json"
+            file.write_text(to_json(some), encoding="utf-8")
+            return started(_PLAYER, which, variant.guard, directory, file, ranks=variant.ranks)
 
-def _play(scripts: Sequence[Script], which: str, variant: Variant) -> Runs:
-    def commands(directory: Path) -> Iterable[Sequence[str | Path]]:
-        file = directory / "scripts.json"
-        file.write_text(to_json(scripts), encoding="utf-8")
-        return started(_PLAYER, which, variant.guard, directory, file, ranks=variant.ranks)
-
-    return played([script.name for script in scripts], commands, _START + _EACH * len(scripts))
+        runs |= played([script.name for script in some], commands, _START + _EACH * len(some))
+    return runs
 
 
 def started(script: Path, *arguments: object, ranks: int) -> Iterable[Sequence[str | Path]]:

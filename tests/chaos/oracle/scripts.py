@@ -1,4 +1,4 @@
-"""Scripts that use W&B, as data: drawn from a seed, printed as Python, and translated for stock wandb.
+"""Scripts that use W&B, as data: drawn from a seed, and translated for stock wandb.
 
 A script is a list of operations, which `player.py` carries out with wandb or with this package:
 
@@ -32,10 +32,8 @@ class Script:
     operations: tuple[Operation, ...]  # what it does between `init` and the end
 
     def __str__(self) -> str:
-        owner = "run" if self.by == "run" else "wandb"
-        lines = [f"with wandb.init(config={self.config}) as run:  # {self.name}, {self.pace} s between calls"]
-        lines += [f"    {_as_python(operation, owner)}" for operation in self.operations]
-        return "\n".join(lines)
+        head = f"{self.name}, by {self.by}, with config {self.config} and {self.pace} s between calls:"
+        return "\n    ".join([head, *map(str, self.operations)])
 
     @property
     def is_failing(self) -> bool:
@@ -55,18 +53,13 @@ class Script:
         return self.axes.intersection(name for values in before for name in values)
 
 
-@dataclass(frozen=True)
-class ForStock:
-    script: Script
-    x_of: dict[int, int]  # the documented position on our x axis by wandb's step, where they differ
-
-
 def to_json(scripts: Sequence[Script]) -> str:
     return json.dumps([asdict(script) for script in scripts])
 
 
-def for_stock(script: Script, *, has_peers: bool) -> ForStock:
-    """Return the script as stock wandb has to play it, so that its rows are those that are wanted of this package.
+def for_stock(script: Script, *, has_peers: bool) -> tuple[Script, dict[int, int]]:
+    """Return the script as stock wandb has to play it, so that its rows are those that are wanted of this package,
+    and the documented position on our x axis by wandb's step, where they differ.
 
     It is the same script, unless W&B would drop a row because its step is too small, or, with several ranks, a call
     would overwrite a part of the open row: then the row gets the next free step of wandb. On our x axis, a row lies at
@@ -77,7 +70,7 @@ def for_stock(script: Script, *, has_peers: bool) -> ForStock:
     operations = [
         translating.log(operation) if operation["do"] == "log" else operation for operation in script.operations
     ]
-    return ForStock(replace(script, operations=tuple(operations)), translating.x_of)
+    return replace(script, operations=tuple(operations)), translating.x_of
 
 
 class _Translating:
@@ -123,27 +116,6 @@ class _Translating:
         shared = row.keys() & values.keys()
         is_free = all(row[name] == values[name] and not isinstance(row[name], dict) for name in shared)
         return x == self._open_at and (is_free or not self._has_peers)
-
-
-def _as_python(operation: Operation, owner: str) -> str:
-    values = operation.get("values", {})
-    if operation["do"] == "log":
-        more = "".join(f", {name}={operation[name]}" for name in ("step", "commit") if name in operation)
-        return f"{owner}.log({values}{more})"
-    if operation["do"] == "define":
-        more = "".join(f", {name}={value!r}" for name, value in operation["options"].items())
-        return f"{owner}.define_metric({operation['name']!r}{more})"
-    if operation["do"] in ("summary", "config"):
-        if operation["by"] == "update":
-            return f"{owner}.{operation['do']}.update({values})"
-        return "; ".join(f"{owner}.{operation['do']}[{name!r}] = {value!r}" for name, value in values.items())
-    if operation["do"] == "behind":
-        return f"time.sleep({operation['seconds']}) if rank == {operation['rank']} else None"
-    return {
-        "return": "pass",
-        "raise": "raise PlannedError",
-        "code": f"{owner}.finish(exit_code={operation.get('code')})",
-    }[operation["how"]]
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------

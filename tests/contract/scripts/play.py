@@ -22,6 +22,8 @@ import dist_wandb
 from dist_wandb import DistWandbLogger
 from dist_wandb.accelerate import DistWandbTracker
 
+Pixels = np.ndarray[Any, Any]
+Columns = list[str | int]
 ROWS = 4
 PROJECT = "contract"
 _PATIENCE = 20.0  # seconds within which a value set on one rank must be visible on another
@@ -43,28 +45,24 @@ class Part(ABC):
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Log a row as users of this integration do."""
 
-    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
-        """Log an image, with the integration's own method if it has one."""
-        self.log({name: dist_wandb.Image(pixels)}, step)
+    def log_image(self, name: str, pixels: Pixels, step: int, caption: str | None = None) -> None:
+        """Log an image, or with a caption a panel of all ranks; by the integration's own method if there is one."""
+        made: Any = dist_wandb.gathered([pixels], caption=[caption]) if caption else dist_wandb.Image(pixels)
+        self.log({name: made}, step)
 
-    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        """Log a table, with the integration's own method if it has one."""
-        self.log({name: dist_wandb.Table(columns=columns, data=data)}, step)
-
-    def gather_image(self, name: str, pixels: np.ndarray[Any, Any], caption: str, step: int) -> None:
-        """Log the images of all ranks as one panel, with the integration's own method if it has one."""
-        self.log({name: dist_wandb.gathered([pixels], caption=[caption])}, step)
-
-    def gather_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        """Log the rows of all ranks as one table, with the integration's own method if it has one."""
-        self.log({name: dist_wandb.gathered(data, columns)}, step)
+    def log_table(self, name: str, columns: Columns, data: list[list[Any]], step: int, *, gather: bool = False) -> None:
+        """Log a table, or the rows of all ranks as one; by the integration's method if there is one."""
+        made: Any = dist_wandb.gathered(data, columns) if gather else dist_wandb.Table(columns=columns, data=data)
+        self.log({name: made}, step)
 
 
 Case = Callable[[Part], None]
 
 
 class Plain(Part):
-    def __init__(self, session: dist_wandb.Session) -> None:
+    """A session, or the package's functions, used like wandb's."""
+
+    def __init__(self, session: Any) -> None:
         self.rank = dist.get_rank()
         self._session = session
 
@@ -73,21 +71,7 @@ class Plain(Part):
         return self._session.run
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        self._session.log(values, step)
-
-
-class Module(Part):
-    """The package's functions, used like wandb's."""
-
-    def __init__(self) -> None:
-        self.rank = dist.get_rank()
-
-    @property
-    def run(self) -> Any:
-        return dist_wandb.run
-
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        dist_wandb.log(values, step=step)
+        self._session.log(values, step=step)
 
 
 class Logger(Part):
@@ -104,17 +88,12 @@ class Logger(Part):
     def log(self, values: Mapping[str, Any], step: int) -> None:
         self._logger.log_metrics(values, step)
 
-    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
-        self._logger.log_image(name, [pixels], step)
+    def log_image(self, name: str, pixels: Pixels, step: int, caption: str | None = None) -> None:
+        gathering: dict[str, Any] = {"caption": [caption], "gather": True} if caption else {}
+        self._logger.log_image(name, [pixels], step, **gathering)
 
-    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        self._logger.log_table(name, [str(column) for column in columns], data, step=step)
-
-    def gather_image(self, name: str, pixels: np.ndarray[Any, Any], caption: str, step: int) -> None:
-        self._logger.log_image(name, [pixels], step, caption=[caption], gather=True)
-
-    def gather_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        self._logger.log_table(name, [str(column) for column in columns], data, step=step, gather=True)
+    def log_table(self, name: str, columns: Columns, data: list[list[Any]], step: int, *, gather: bool = False) -> None:
+        self._logger.log_table(name, [str(column) for column in columns], data, step=step, gather=gather)
 
 
 class InFabric(Logger):
@@ -138,17 +117,11 @@ class Accelerated(Part):
     def log(self, values: Mapping[str, Any], step: int) -> None:
         self._accelerator.log(values, step=step)
 
-    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
-        self._accelerator.get_tracker("dist_wandb").log_images({name: [pixels]}, step=step)
+    def log_image(self, name: str, pixels: Pixels, step: int, caption: str | None = None) -> None:
+        self._accelerator.get_tracker("dist_wandb").log_images({name: [pixels]}, step=step, gather=caption is not None)
 
-    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        self._accelerator.get_tracker("dist_wandb").log_table(name, columns, data, step=step)
-
-    def gather_image(self, name: str, pixels: np.ndarray[Any, Any], caption: str, step: int) -> None:  # noqa: ARG002
-        self._accelerator.get_tracker("dist_wandb").log_images({name: [pixels]}, step=step, gather=True)
-
-    def gather_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        self._accelerator.get_tracker("dist_wandb").log_table(name, columns, data, step=step, gather=True)
+    def log_table(self, name: str, columns: Columns, data: list[list[Any]], step: int, *, gather: bool = False) -> None:
+        self._accelerator.get_tracker("dist_wandb").log_table(name, columns, data, step=step, gather=gather)
 
 
 class CaseModule(Layer):
@@ -172,7 +145,7 @@ def as_wandb(case: Case, config: dict[str, Any], **arguments: Any) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     dist_wandb.init(project=PROJECT, config=config, **arguments)
-    case(Module())
+    case(Plain(dist_wandb))
     dist_wandb.finish()
 
 
@@ -280,10 +253,10 @@ def media(part: Part) -> None:
 def gathered(part: Part) -> None:
     """One row of a table on rank 0, two on rank 1, which logs another table alone; an image of each."""
     rows = [[f"é {part.rank}-{place}", float("nan") if part.rank else 0.5] for place in range(1 + part.rank)]
-    part.gather_table("table", ["text", "score"], rows, 1)
-    part.gather_image("panel", np.full((4, 4, 3), 100 + part.rank, np.uint8), f"of {part.rank}", 2)
+    part.log_table("table", ["text", "score"], rows, 1, gather=True)
+    part.log_image("panel", np.full((4, 4, 3), 100 + part.rank, np.uint8), 2, f"of {part.rank}")
     if part.rank == 1:
-        part.gather_table("alone", ["a"], [[1]], 3)
+        part.log_table("alone", ["a"], [[1]], 3, gather=True)
 
 
 def guarded(part: Part) -> None:

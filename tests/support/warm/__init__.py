@@ -74,10 +74,11 @@ def served() -> Iterator[None]:
         deadline = time.monotonic() + _SECONDS_TO_END
         while is_served and home.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        shutil.rmtree(home, ignore_errors=True)
         for process in _started:
-            process.wait(_SECONDS_TO_END)
+            process.kill()  # it may still import the libraries
+            process.wait()
         _started.clear()
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def interpreter(environment: Mapping[str, str], python: str = "") -> str:

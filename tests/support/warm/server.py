@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import dataclasses
 import gc
 import importlib
@@ -38,7 +37,6 @@ _LIBRARIES = (
     *("pytest", "http.server"),  # of tests whose functions are called
 )
 _OF_ENVIRON = {os.getenv.__code__.co_filename, Mapping.get.__code__.co_filename}
-_HUGE_PAGE, _MADV_COLLAPSE = 2**21, 25
 _MESSAGE = 65_536
 _MOST_DESCRIPTORS = 253
 
@@ -70,7 +68,7 @@ def _preload() -> Known:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     _put_off_media_directory()
-    _remember_files_of_modules()
+    inspect.stack()  # from now on it finds the modules of frames at once: see `fresh.note_own_files`
     for ending in weakref.finalize._registry.copy():  # type: ignore[attr-defined]
         ending.atexit = False  # registrations with torch, which end with the process
     fresh.note_libraries()
@@ -78,25 +76,11 @@ def _preload() -> Known:
     assert threads == (1, 1), f"a process with threads cannot be forked: {threads}"
     gc.collect()
     gc.freeze()
-    _use_huge_pages()
     made = {name: value for name, value in os.environ.items() if environment.get(name) != value}
     modules = {name.partition(".")[0] for name in sys.modules} - {"__main__"}  # not imported by this name
     modules |= {"sitecustomize", "usercustomize"}
     own = os.getpid()
     return Known(environment, frozenset(read), made, frozenset(modules), rights_of(own), namespaces_of(own))
-
-
-def _use_huge_pages() -> None:
-    """Put the memory that children share into huge pages: each fork copies an entry for a page, and each end frees it.
-
-    Kernels before 6.1 refuse. A page that a child writes to is copied as before: 4 KiB.
-    """
-    madvise = ctypes.CDLL(None).madvise
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, rights, _, _, inode, *_ = line.split()
-        begin, end = (int(address, 16) for address in addresses.split("-"))
-        if rights.startswith("rw") and inode == "0" and end - begin >= _HUGE_PAGE:
-            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)
 
 
 @contextlib.contextmanager
@@ -129,11 +113,6 @@ def _asking_line() -> tuple[str, int]:
     while frame is not None and frame.f_code.co_filename in _OF_ENVIRON:
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
-
-
-def _remember_files_of_modules() -> None:
-    """Let `inspect.stack` find the modules of frames at once: see `fresh.note_own_files`."""
-    inspect.stack()
 
 
 class _LaterDirectory(tempfile.TemporaryDirectory):  # type: ignore[type-arg]

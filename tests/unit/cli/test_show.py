@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_runs import sidecar_record
+from offline_runs import sidecar_record, write_rank
 from record_files import end, framed, header, make_run, row, run, serialised, write_run
 from report_runs import history
-from shared_runs import write_rank
 from stored import read_run
 from upload_runs import CONFIRMED, ENDED, log_of_attempt, rows
 
