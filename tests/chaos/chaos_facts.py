@@ -12,7 +12,7 @@ from ledger import Entry
 from dist_wandb.job.topology import Topology
 from dist_wandb.settings.plan import plan_run
 
-_SUPERVISING = ("torchrun", "spawn")  # launchers that end all ranks when one fails
+_SUPERVISING = ("torchrun", "spawn", "lightning")  # launchers that end all ranks when one fails
 _TERMINATED = 143
 
 

@@ -362,6 +362,15 @@ def see_others_begin(spec: Spec, directory: Path) -> None:
             wait_until(lambda: all((directory / f"opened-{other}").exists() for other in others), within=20)
 
 
+def break_off(ledger: Ledger, fault: Fault) -> None:
+    ledger.write("fault", kind=fault.kind)
+    if fault.kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault.kind == "raise":
+        raise ChaosError
+    stop(os.getpid(), fault.value)
+
+
 def stop(pid: int, seconds: float) -> None:
     later = f"kill -STOP {pid}; sleep {seconds}; kill -CONT {pid}"
     subprocess.Popen(["/bin/sh", "-c", later], start_new_session=True)

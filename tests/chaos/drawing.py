@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-LAUNCHERS = ("processes", "torchrun", "spawn")
+LAUNCHERS = ("processes", "torchrun", "spawn", "lightning", "accelerate")
 AXIS = "samples"
 """Name of the user's x axis."""
 NOTE = "note"
@@ -77,6 +77,7 @@ class Lag:
 class Spec:
     seed: int  # the seed from which the job was drawn
     launcher: str  # one of `LAUNCHERS`
+    strategy: str  # strategy of Lightning; empty for other launchers
     nodes: tuple[int, ...]  # number of ranks of each node
     run_mode: str  # argument of `dist_wandb.init`, like the next four
     rank_scope: str  # see `run_mode`
@@ -161,7 +162,7 @@ class Spec:
         steps = " with steps" if self.steps else ""
         axis = f", {self.axis} on {AXIS}{' of each rank' if self.axis_differs else ''}" if self.axis else ""
         words = [
-            f"{self.launcher} {'+'.join(map(str, self.nodes))}",
+            f"{self.launcher}{'/' + self.strategy if self.strategy else ''} {'+'.join(map(str, self.nodes))}",
             f"{self.run_mode}/{self.rank_scope} reduce={self.reduce}",
             f"{self.sessions}{'+1' if self.nested else ''} x {self.rows} rows of {','.join(self.streams)}{steps}{axis}",
             f"{self.server} {self.ending}{' guarded' if self.guarded else ''}",
@@ -187,7 +188,7 @@ def draw(seed: int) -> Spec:
 
 def _with_absent_ranks(spec: Spec, rng: random.Random) -> Spec:
     """Let rank 0 alone open a session, or all others, or let the disk be full; something may happen to a rank, too."""
-    drawn = replace(spec, launcher="processes", sessions=1, nested=False, guarded=False)
+    drawn = replace(spec, launcher="processes", strategy="", sessions=1, nested=False, guarded=False)
     row = rng.randrange(spec.rows)
     which = rng.choice(("guarded", "others", "full"))
     if which == "others":
@@ -204,13 +205,14 @@ def _with_absent_ranks(spec: Spec, rng: random.Random) -> Spec:
 
 def _draw(seed: int) -> Spec:
     rng = random.Random(seed)
-    launcher = rng.choices(LAUNCHERS, weights=(78, 14, 8))[0]
+    launcher = rng.choices(LAUNCHERS, weights=(64, 14, 8, 6, 8))[0]
     nodes = _nodes(rng, launcher)
     server = rng.choices(SERVERS, weights=(64, 12, 8, 8, 5, 3))[0]
+    plain = launcher not in ("lightning", "accelerate")
     faults = _faults(rng, launcher, nodes)
-    steps = rng.random() < 0.6
-    streams = _streams(rng, steps)
-    sessions, nested = (1, False) if faults else _sessions(rng)
+    steps = not plain or rng.random() < 0.6
+    streams = _streams(rng, steps) if plain else ("lockstep",)
+    sessions, nested = _sessions(rng) if plain and not faults else (1, False)
     rows = rng.choice((10, 20, 30)) if sessions == 1 else 6
     if nested and rng.random() < 0.3:
         server = "dead"
@@ -220,19 +222,20 @@ def _draw(seed: int) -> Spec:
         server, streams = "offline", ("lockstep", "table")
     if reduce is None and "table" in streams:  # rejected in mode `auto` because rows would be lost
         reduce = "mean"
-    axis = _axis(rng, streams)
+    axis = _axis(rng, streams) if plain else ""
     if sessions > 1 or nested:
         streams = tuple(stream for stream in streams if stream not in ("beside", "forked", "handler")) or ("lockstep",)
     return Spec(
         seed=seed,
         launcher=launcher,
+        strategy=rng.choice(("ddp", "ddp_spawn")) if launcher == "lightning" else "",
         nodes=nodes,
         run_mode=run_mode,
         rank_scope=rng.choice(("global", "global", "worker")),
         reduce=reduce,
         spread=rng.random() < 0.25,
         per_rank=rng.random() < 0.7,
-        weighted=rng.random() < 0.3,
+        weighted=plain and rng.random() < 0.3,
         steps=steps,
         axis=axis,
         axis_differs=bool(axis) and rng.random() < 0.3,
@@ -262,7 +265,7 @@ def _nodes(rng: random.Random, launcher: str) -> tuple[int, ...]:
 
 def _faults(rng: random.Random, launcher: str, nodes: tuple[int, ...]) -> list[Fault]:
     """Draw one fault in half of the jobs, two in some, none in every third."""
-    kinds = (*FATAL, *ABSENT, *OTHER, "kill", "stop")
+    kinds = (*FATAL, *ABSENT, *OTHER, "kill", "stop") if launcher in LAUNCHERS[:3] else ("kill", "raise", "stop")
     size, number = sum(nodes), rng.choices((0, 1, 2), weights=(35, 50, 15))[0]
     drawn = [Fault(rng.choice(kinds), rng.randrange(size), 0, 0.0) for _ in range(number)]
     return list({fault.rank: _possible(fault, launcher, nodes) for fault in drawn}.values())

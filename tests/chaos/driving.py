@@ -16,7 +16,7 @@ from typing import Any
 
 import ledger
 from drawing import Spec
-from processes import Job, clean_environment, free_port, rank_commands, started, torchrun, with_variables
+from processes import Job, clean_environment, free_port, python, rank_commands, started, torchrun, with_variables
 from stored import find_runs
 from wandb_server import WandbServer
 
@@ -134,6 +134,10 @@ def _commands(spec: Spec, directory: Path) -> tuple[list[str | Path], ...]:
         return torchrun(script, *arguments, processes=spec.nodes[0], nodes=len(spec.nodes))
     if spec.launcher == "spawn":
         return (with_variables({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}, script, *arguments),)
+    if spec.launcher == "lightning":
+        return python(_HERE / "chaos_lightning.py", *arguments)
+    if spec.launcher == "accelerate":
+        script = _HERE / "chaos_accelerate.py"
     return rank_commands(script, *arguments, layout=spec.nodes)
 
 

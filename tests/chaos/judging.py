@@ -72,7 +72,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 def _of_ends(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     spec = evidence.spec
-    if spec.launcher == "processes":
+    if spec.launcher in ("processes", "accelerate"):
         for rank, code in enumerate(evidence.codes):
             if code not in (expected := facts.process_codes(rank)):
                 yield Violation("exit code", f"of the process of rank {rank}: {code}, not {sorted(expected)}")
@@ -86,7 +86,8 @@ def _of_leftovers(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
     for name in evidence.alive:
         yield Violation("process left", name)
     forgiven = facts.broken or evidence.spec.has("tmp_gone", "core_kill")
-    ours = [name for name in evidence.left if not name.startswith(("torchelastic_", "torchinductor_"))]  # of torch
+    theirs = ("torchelastic_", "torchinductor_", *(["tmp"] if evidence.spec.launcher == "lightning" else []))
+    ours = [name for name in evidence.left if not name.startswith(theirs)]  # torch and Lightning leave these
     if ours and not forgiven:
         yield Violation("file left", f"{len(ours)} in TMPDIR: {ours[:5]}")
 

@@ -26,7 +26,7 @@ from drawing import AXIS, NOTE, Spec
 from driving import Row, RunFile
 
 DEGRADED = "dist_wandb/degraded"
-X = "global_step"
+LIGHTNING_X, X = "trainer/global_step", "global_step"
 # Names that each rank that logs them logs equally often; without a last part such as `_a` or `_0`.
 REGULAR = frozenset({"loss", "burst", "thread", "metric", "beside", "common", "own", "note"})
 REGULAR |= {"often", "second", "third", "fifth", "split", "turned", "axis"}
@@ -88,7 +88,7 @@ class RowRules:
         for written in self._rows:
             if written.standings:
                 yield from self._of_row(written)
-            elif set(written.row) <= {AXIS, X, DEGRADED} | {name for name in written.row if name[0] == "_"}:
+            elif set(written.row) <= {AXIS, self._x, DEGRADED} | {name for name in written.row if name[0] == "_"}:
                 yield from self._without_numbers(written)
         yield from self._of_own_values()
         yield from self._of_order()
@@ -105,7 +105,7 @@ class RowRules:
             yield self._violation("mixed row", written, f"has values of several calls: {calls}")
             return
         places = {place for call in mains for place in call.places}
-        if written.row.get(X) not in places:
+        if written.row.get(self._x) not in places:
             yield self._violation("wrong place", written, f"is not at {sorted(places)}, of {mains[0]}")
         if self.spec.axis:
             yield from self._of_axis(written, mains)
@@ -163,7 +163,7 @@ class RowRules:
             if self.writer.rank not in self.facts.numbers_only:  # what is left of a row with a table
                 yield self._violation("empty row", written, "has no values")
             return
-        at = written.row.get(X)
+        at = written.row.get(self._x)
         is_left = self.spec.has("tmp_gone")  # of a row with a table
         if not is_left and not any(
             at in call.places and _is_close(written.row[AXIS], call.axes.get(AXIS)) for call in self._of_axis_alone
@@ -224,7 +224,7 @@ class RowRules:
         gone = self.facts.broken | self.facts.disk_full
         if self.writer.rank in gone or not self.writer.primary or not is_lowest:
             return
-        at = {(written.row.get(X), written.row.get(AXIS)) for written in self._rows}
+        at = {(written.row.get(self._x), written.row.get(AXIS)) for written in self._rows}
         for call in self.calls:
             is_alone = not call.cells and call.rank == self.writer.rank and call.is_certain
             if is_alone and not any(place in call.places and _is_close(x, call.axes.get(AXIS)) for place, x in at):
@@ -263,6 +263,10 @@ class RowRules:
     @cached_property
     def _of_axis_alone(self) -> list[Call]:
         return [call for call in self.calls if not call.cells and AXIS in call.axes]
+
+    @property
+    def _x(self) -> str:
+        return LIGHTNING_X if self.spec.launcher == "lightning" else X
 
     def _violation(self, kind: str, written: _Written, text: str) -> Violation:
         return Violation(kind, f"row {brief(written.row)} of rank {self.writer.rank}'s run {text}")

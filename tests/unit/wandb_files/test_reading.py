@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 from limits import Limit
-from offline_runs import sidecar_record
+from offline_runs import sidecar_record, write_rank
 from record_files import Record, end, header, of_json, row, run, write_run
-from shared_runs import write_rank
 from stored import read_files, read_history, read_run, touch
 
 import dist_wandb
