@@ -107,7 +107,7 @@ class CollectiveExchange(Exchange):
             ended = lifecycle.ended if self._rows.writes and not failed else lifecycle.delivered
             if self._await_end(ended, limit) and not failed and not lifecycle.is_stopped:
                 return lifecycle.has_kept_all
-        except KeyboardInterrupt as error:
+        except BaseException as error:  # noqa: BLE001  # Ctrl-C, or of a signal handler: raised again at the end
             lifecycle.has_failed = True
             self._stop(error)
         if failed:
@@ -162,7 +162,7 @@ class CollectiveExchange(Exchange):
     def _left(self) -> int:
         return self.turns.left()
 
-    def _stop(self, interrupt: KeyboardInterrupt | None = None) -> None:
+    def _stop(self, interrupt: BaseException | None = None) -> None:
         """Wait for no other rank any longer, and until what is left is written: see `_write_rest`."""
         self._ask(stop=True)
         try:

@@ -139,7 +139,7 @@ class DirectExchange(Exchange):
         try:
             if not failed:
                 self.flush(timeout)
-        except KeyboardInterrupt as error:
+        except BaseException as error:  # noqa: BLE001  # Ctrl-C, or of a signal handler: raised again at the end
             interrupt = error
         self._ask()
         if self._thread in self._unstarted:
@@ -156,7 +156,7 @@ class DirectExchange(Exchange):
                 f"{self._dropped} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, "
                 "or a device has not computed their values. The run ends as failed.",
             )
-        return self._thread in self._unstarted or not (lifecycle.unwritten or any(self._rows.writer.lost.values()))
+        return not (lifecycle.unwritten or any(self._rows.writer.lost.values()))
 
     def _left(self) -> int:
         return sum(isinstance(item, Contribution) for item in self._waiting.copy())

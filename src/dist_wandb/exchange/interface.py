@@ -216,15 +216,15 @@ class Exchange(ABC):
     def _run(self) -> None:
         """The work of the thread."""
 
-    def _write_rest(self, interrupt: KeyboardInterrupt | None = None) -> bool:
+    def _write_rest(self, interrupt: BaseException | None = None) -> bool:
         """Wait until the thread has written its last rows, as long as W&B takes them; return whether it has.
 
         Reports the progress. While the thread opens a run, W&B limits the time. Raises KeyboardInterrupt at the end if
-        the user has interrupted it, or had before (`interrupt`). The second Ctrl-C, or the first one if the process has
-        failed, gives up the rows that are left.
+        the user has interrupted it, or what had interrupted the end before. The second Ctrl-C, or the first one if the
+        process has failed, gives up the rows that are left.
         """
         lifecycle, rows = self.lifecycle, self._left()
-        all_rows, why, quiet, is_told = rows, None, _QUIET, interrupt is None
+        all_rows, why, quiet, is_told = rows, None, _QUIET, not isinstance(interrupt, KeyboardInterrupt)
         moved = told = time.monotonic()
         while why is None:
             try:

@@ -142,7 +142,11 @@ class RunWriter:
                 values = {**self._other_axis, **values}
             if before is not None and (is_empty or is_next):
                 self._open = None
-                self._write({**before.values, TIME: before.time})
+                try:
+                    self._write({**before.values, TIME: before.time})
+                except Exception:  # of W&B
+                    self.lost["that W&B refused"] += len(before.values.keys() - {self.step_metric})
+                    raise
             if is_empty:
                 return
             row, self._open = self._open or _OpenRow(), None

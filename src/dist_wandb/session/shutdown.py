@@ -9,7 +9,8 @@
 4. Delete the restart record, if the job ended successfully, and this rank's keys in the job's store.
 
 After a failure, other ranks are waited for no longer than a heartbeat once all have met. After Ctrl-C in step 2 too,
-and `finish` raises it at the end. If rows are given up there, the run ends as failed. SIGTERM waits for step 3.
+and `finish` raises it, or what a signal handler has raised, at the end. If rows are given up there, the run ends as
+failed. SIGTERM waits for step 3.
 """
 
 from __future__ import annotations
@@ -174,6 +175,7 @@ class Shutdown:
         self._closed(handed_over)
 
     def _end(self, exit_code: int | None, within: float, *, failed: bool | None) -> None:
+        is_asked = failed is None  # rather than at the end of the process
         failed = bool(self.failure) or (bool(exit_code) if failed is None else failed)  # then do not wait
         exit_code = exit_code or self.failure or exit_code
         deadline = time.monotonic() + within
@@ -186,9 +188,9 @@ class Shutdown:
             delay_sigterm = partial(until_ended.enter_context, registry.process_end.finishing())
             try:
                 self.hand_over(failed=failed, within=within, passed_on=delay_sigterm)
-            except KeyboardInterrupt as error:  # raised again once the run has ended
+            except BaseException as error:  # noqa: BLE001  # Ctrl-C, or of a signal handler: raised again at the end
                 failed, interrupt = True, error
-            if not exit_code and (interrupt or self._exchange.lifecycle.unwritten):
+            if not exit_code and (registry.exit_code_of(interrupt) or self._exchange.lifecycle.unwritten):
                 exit_code = unit_end.report(registry.exit_code_of(interrupt) or registry.FAILED)
             if self._own.is_owned and self._link.plan.primary:
                 exit_code = self._end_last(unit_end, exit_code, None if failed else deadline)
@@ -200,7 +202,7 @@ class Shutdown:
                 self._delete_record()
         self._link.report_end(is_over=True)
         registry.release_sigterm()
-        if interrupt:
+        if interrupt and is_asked:
             raise interrupt
 
     def _end_last(self, unit_end: UnitEnd, exit_code: int | None, deadline: float | None) -> int | None:

@@ -151,15 +151,16 @@ def test_a_flush_may_leave_the_row_open(make: Callable[..., Own], at_once: bool)
     assert own.steps == [1, 2]
 
 
-def test_an_open_row_that_wandb_refuses_does_not_fail_the_end(
+def test_an_open_row_that_wandb_refuses_at_the_end_is_counted_as_lost(
     make: Callable[..., Own], caplog: pytest.LogCaptureFixture
 ) -> None:
     own = make(at_once=True)
     own.log(1, commit=False, bad=True)
     assert own.exchange.flush()
-    assert own.exchange.close()
+    assert not own.exchange.close()
     assert own.steps == []
     assert caplog.text.count("a row of rank 0 could not be written") == 1
+    assert "rank 0 has lost values: 2 that W&B refused." in caplog.text
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------

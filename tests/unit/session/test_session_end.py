@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import signal
 import threading
 import time
 from operator import attrgetter
@@ -105,6 +106,30 @@ def test_an_exception_in_the_with_statement_is_in_the_log_and_sets_the_exit_code
     assert capsys.readouterr().err.count("RuntimeError: x") == isinstance(error, RuntimeError)
     assert fake_wandb.runs[0].exit_codes == [CODES[error]]
     assert not get_run()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(0), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("ends", ["finish", "the process"])
+def test_what_a_signal_handler_raises_while_ranks_are_waited_for_does_not_leave_the_run_open(
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, error: BaseException, ends: str
+) -> None:
+    sessions = job(TWO)
+    for session in sessions:
+        session.log({"loss": 0.5}, step=1)
+    expected = pytest.raises(type(error)) if ends == "finish" else contextlib.nullcontext()
+    before = signal.signal(signal.SIGALRM, mock.Mock(side_effect=error))
+    try:
+        with expected:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)  # rank 1 does not end
+            if ends == "finish":
+                sessions[0].finish()
+            else:
+                registry.shutdowns[sessions[0]].end_with_process(0, failed=False)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
+    assert [code or 0 for code in fake_wandb.runs[0].exit_codes] == [registry.exit_code_of(error)]
+    assert "could not be ended" not in caplog.text
 
 
 def test_a_released_session_leaves_its_run_open(fake_wandb: FakeWandb) -> None:
