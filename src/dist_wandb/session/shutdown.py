@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from dist_wandb.exchange.interface import WITHOUT_FINISH
 from dist_wandb.job.job_store import LONGEST_PAUSE
@@ -35,6 +36,7 @@ from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
 from dist_wandb.session.restart import RestartStore
 
+_T = TypeVar("_T")
 _log = logging.getLogger("dist_wandb")
 
 _LATE = 1.0  # seconds that other ranks get to open a session whose run the user finishes
@@ -180,20 +182,32 @@ class Shutdown:
         exit_code = exit_code or self.failure or exit_code
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
+        raised: list[BaseException] = []  # by Ctrl-C, or another signal handler: raised again once the run has ended
+
+        def do(step: Callable[[], _T], otherwise: _T) -> _T:
+            try:
+                return step()
+            except BaseException as error:  # noqa: BLE001
+                raised.append(error)
+                return otherwise
+
         if error := job_description.late_trial(self._link.store, self._link.topology):
             warn(str(error))
-        exit_code, interrupt = unit_end.report(exit_code), None
+        exit_code = do(partial(unit_end.report, exit_code), exit_code)
         with ExitStack() as until_ended:
             # once the session is closed, SIGTERM does not find it any more
             delay_sigterm = partial(until_ended.enter_context, registry.process_end.finishing())
-            try:
-                self.hand_over(failed=failed, within=within, passed_on=delay_sigterm)
-            except BaseException as error:  # noqa: BLE001  # Ctrl-C, or of a signal handler: raised again at the end
-                failed, interrupt = True, error
-            if not exit_code and (registry.exit_code_of(interrupt) or self._exchange.lifecycle.unwritten):
-                exit_code = unit_end.report(registry.exit_code_of(interrupt) or registry.FAILED)
+            failed = failed or bool(raised)
+            do(partial(self.hand_over, failed=failed, within=within, passed_on=delay_sigterm), None)
+            if raised and not self._exchange.lifecycle.is_closing:
+                do(partial(self._exchange.close, failed=True), None)
+            code = next(filter(None, map(registry.exit_code_of, raised)), None)
+            if not exit_code and (code or self._exchange.lifecycle.unwritten):
+                exit_code = unit_end.report(code or registry.FAILED)
             if self._own.is_owned and self._link.plan.primary:
-                exit_code = self._end_last(unit_end, exit_code, None if failed else deadline)
+                wait = partial(self._exit_code_of_unit, unit_end, exit_code, deadline)
+                exit_code = exit_code if failed or raised else do(wait, exit_code)
+                self._own.end(exit_code)
             elif self._own.is_owned:
                 if self._own.end(exit_code):
                     unit_end.report(registry.FAILED)
@@ -202,25 +216,22 @@ class Shutdown:
                 self._delete_record()
         self._link.report_end(is_over=True)
         registry.release_sigterm()
-        if interrupt and is_asked:
-            raise interrupt
+        if raised and is_asked:
+            raise raised[0]
 
-    def _end_last(self, unit_end: UnitEnd, exit_code: int | None, deadline: float | None) -> int | None:
-        """End the run as its primary: after other writers, until the deadline if any; return the unit's exit code."""
-        if deadline is not None:
-            plan, lost = self._link.plan, self._exchange.lifecycle.lost
-            writers = self._link.other_writers(deadline) if plan.has_writers else None
-            if writers and not unit_end.await_writers(deadline, writers - lost):
-                warn(
-                    f"rank {self._link.topology.global_rank} stopped waiting for the other writers of the run "
-                    f"{plan.run_id} to end. Rows that they write from now on may be missing. If they need longer, "
-                    "increase finish_timeout."
-                )
-            if plan.shared and writers is not None:  # those that never took part may still be opening their runs
-                lost -= self._exchange.lifecycle.unmet - writers
-            exit_code = exit_code or unit_end.exit_code(lost) or exit_code
-        self._own.end(exit_code)
-        return exit_code
+    def _exit_code_of_unit(self, unit_end: UnitEnd, exit_code: int | None, deadline: float) -> int | None:
+        """Return the exit code of the primary's run, once the other writers have ended, until the deadline."""
+        plan, lost = self._link.plan, self._exchange.lifecycle.lost
+        writers = self._link.other_writers(deadline) if plan.has_writers else None
+        if writers and not unit_end.await_writers(deadline, writers - lost):
+            warn(
+                f"rank {self._link.topology.global_rank} stopped waiting for the other writers of the run "
+                f"{plan.run_id} to end. Rows that they write from now on may be missing. If they need longer, "
+                "increase finish_timeout."
+            )
+        if plan.shared and writers is not None:  # those that never took part may still be opening their runs
+            lost -= self._exchange.lifecycle.unmet - writers
+        return exit_code or unit_end.exit_code(lost) or exit_code
 
     def _delete_record(self) -> None:
         if self._restart_store is not None:

@@ -26,7 +26,9 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.session import registry
 from dist_wandb.session.api import get_run
+from dist_wandb.session.job_link import UnitEnd
 from dist_wandb.session.opener import open_session
+from dist_wandb.session.relay import Relay
 from dist_wandb.session.session import Session
 from dist_wandb.settings.options import Limits, Options
 from dist_wandb.settings.reduction import DEGRADED
@@ -110,23 +112,33 @@ def test_an_exception_in_the_with_statement_is_in_the_log_and_sets_the_exit_code
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(0), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("ends", ["finish", "the process"])
-def test_what_a_signal_handler_raises_while_ranks_are_waited_for_does_not_leave_the_run_open(
-    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, error: BaseException, ends: str
+@pytest.mark.parametrize("during", ["the exchange", "the handover", "the report"])
+def test_what_a_signal_handler_raises_at_the_end_does_not_leave_the_run_open(
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, error: BaseException, ends: str, during: str
 ) -> None:
     sessions = job(TWO)
     for session in sessions:
         session.log({"loss": 0.5}, step=1)
-    expected = pytest.raises(type(error)) if ends == "finish" else contextlib.nullcontext()
-    before = signal.signal(signal.SIGALRM, mock.Mock(side_effect=error))
-    try:
-        with expected:
-            signal.setitimer(signal.ITIMER_REAL, 0.5)  # rank 1 does not end
-            if ends == "finish":
-                sessions[0].finish()
-            else:
-                registry.shutdowns[sessions[0]].end_with_process(0, failed=False)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    slow = mock.Mock(side_effect=lambda *_, **__: time.sleep(20))
+    of = {"the exchange": (), "the handover": ((Relay, "close"),), "the report": ((UnitEnd, "report"),)}[during]
+    with contextlib.ExitStack() as patched:
+
+        def interrupt(*_: object) -> None:
+            patched.close()
+            raise error
+
+        for owner, name in of:
+            patched.enter_context(mock.patch.object(owner, name, slow))
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            with pytest.raises(type(error)) if ends == "finish" else contextlib.nullcontext():
+                signal.setitimer(signal.ITIMER_REAL, 0.5)  # rank 1 does not end
+                if ends == "finish":
+                    sessions[0].finish()
+                else:
+                    registry.shutdowns[sessions[0]].end_with_process(0, failed=False)
+        finally:
+            signal.signal(signal.SIGALRM, before)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
     assert [code or 0 for code in fake_wandb.runs[0].exit_codes] == [registry.exit_code_of(error)]
     assert "could not be ended" not in caplog.text
