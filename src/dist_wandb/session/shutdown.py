@@ -218,6 +218,9 @@ class Shutdown:
         registry.release_sigterm()
         if raised and is_asked:
             raise raised[0]
+        for one in raised:
+            rank = self._link.topology.global_rank
+            _log.warning("dist_wandb: the end of the run of rank %d was interrupted: %r", rank, one)
 
     def _exit_code_of_unit(self, unit_end: UnitEnd, exit_code: int | None, deadline: float) -> int | None:
         """Return the exit code of the primary's run, once the other writers have ended, until the deadline."""

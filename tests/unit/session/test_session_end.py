@@ -142,6 +142,8 @@ def test_what_a_signal_handler_raises_at_the_end_does_not_leave_the_run_open(
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
     assert [code or 0 for code in fake_wandb.runs[0].exit_codes] == [registry.exit_code_of(error)]
     assert "could not be ended" not in caplog.text
+    is_named = f"the end of the run of rank 0 was interrupted: {error!r}" in caplog.text
+    assert is_named == (ends == "the process")
 
 
 def test_a_released_session_leaves_its_run_open(fake_wandb: FakeWandb) -> None:
