@@ -290,6 +290,7 @@ def test_arguments_that_are_none_count_as_not_given(monkeypatch: pytest.MonkeyPa
     assert {arguments["resume"] for arguments in fake_wandb.arguments} == {"allow"}  # later stages open them again
 
 
+@pytest.mark.newest  # the oldest Trainer asks the loggers in their order
 def test_its_run_is_open_before_other_loggers_start(fake_wandb: FakeWandb, tmp_path: Path) -> None:
     """W&B's tensorboard patch must be applied before the other logger creates its writer."""
     opened: list[int] = []
