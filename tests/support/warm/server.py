@@ -121,6 +121,7 @@ class _LaterDirectory(tempfile.TemporaryDirectory):  # type: ignore[type-arg]
     def __getattr__(self, name: str) -> Any:
         if name != "name":
             raise AttributeError(name)
+        Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)  # a random job may have removed it meanwhile
         super().__init__("wandb-media")
         return self.__dict__[name]
 
