@@ -308,16 +308,16 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
     paths = [path for path in workspace_settings() if path.exists()]
     if not paths:
         return
-    found = []
+    found, given = [], settings_in(init_arguments)
     with suppress(ConfigurationError):  # wandb.init raises it
         if mode(init_arguments) != "online":
             return
-        if settings_in(init_arguments).get("base_url") is None:
+        if given.get("base_url") is None:
             server = destination()
             if server.refusal and server.source in map(str, paths):
                 found.append(f"base_url ({server.shown})")
         for name in _TRANSPORT_SETTINGS:
-            is_set = settings_in(init_arguments).get(name) is not None or f"WANDB_{name.upper()}" in os.environ
+            is_set = given.get(name) is not None or f"WANDB_{name.upper()}" in os.environ
             if not is_set and set(workspace_values(name).values()) - set(users_values(name).values()):
                 found.append(name)
     if found and _notices.is_first("workspace"):

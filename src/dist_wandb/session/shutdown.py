@@ -205,8 +205,8 @@ class Shutdown:
             if not exit_code and (code or self._exchange.lifecycle.unwritten):
                 exit_code = unit_end.report(code or registry.FAILED)
             if self._own.is_owned and self._link.plan.primary:
-                wait = partial(self._exit_code_of_unit, unit_end, exit_code, deadline)
-                exit_code = exit_code if failed or raised else do(wait, exit_code)
+                if not (failed or raised):
+                    exit_code = do(partial(self._exit_code_of_unit, unit_end, exit_code, deadline), exit_code)
                 self._own.end(exit_code)
             elif self._own.is_owned:
                 if self._own.end(exit_code):
