@@ -211,7 +211,7 @@ def is_locked(config: Any, name: str) -> bool:
 
 
 def is_finished(run: AnyRun) -> bool:
-    return bool(run) and bool(getattr(run, "_is_finished", False))
+    return bool(run) and getattr(run, "_is_finished", False) is True  # of a mock it may be anything
 
 
 def summary_before(run: AnyRun) -> dict[str, Any]:

@@ -100,5 +100,9 @@ from dist_wandb import DistWandbLogger
 logger = DistWandbLogger()
 logger.log_metrics({"a": 1.0}, 2)
 fake.init.return_value.log.assert_called_once_with({"a": 1.0, "trainer/global_step": 2})
+logger.finalize("success")
+fake.run = mock.Mock()  # each attribute is true
+DistWandbLogger(sync_tensorboard=True).log_metrics({"a": 1.0})
+fake.run.log.assert_called_once_with({"a": 1.0})
 """
     run_job([sys.executable, "-c", script], cwd=tmp_path).check()
