@@ -194,18 +194,17 @@ class OwnRun:
                 if not wandb_private.is_finished(run):
                     finish_run(exit_code=exit_code, **kwargs)
 
-            def end_row_first(finish_run: Any, *args: Any, **kwargs: Any) -> None:
-                with suppress(Exception):  # the run is lost
-                    self.writer.write({}, None)
-                finish_run(*args, **kwargs)
+            def teardown(end_runs: Any, exit_code: int | None = None) -> None:
+                finish(exit_code)
+                end_runs(exit_code)
 
             rows = {} if run and self.takes_all else {"log": interception.logs_first(log)}
             its_block = {wandb_private.FINISH: finish_first} if run else {}
             handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, **rows, **its_block}
             handlers |= {"define_metric": partial(self._define, run, intake), **self._elsewhere(run, intake)}
             module = sys.modules.get("wandb")
-            if run and hasattr(module, "teardown"):  # it ends runs without their `_finish`
-                self._restore.append(interception.intercept(module, "teardown", end_row_first))
+            if hasattr(module, "teardown"):  # it ends runs without their `_finish`
+                self._restore.append(interception.intercept(module, "teardown", teardown))
             replaced = interception.intercept_methods(run, handlers, is_current=self.opener.is_current)
             self._restore += [replaced, *self.summary.follow(run), *wandb_private.adapt(run, lambda: intake.step)]
             if isinstance(run, NullRun):
