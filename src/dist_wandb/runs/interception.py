@@ -144,12 +144,6 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
     return removals.close
 
 
-def forward(stand_in: NullRun, session: Any) -> None:
-    """Let what the script still does with a stand-in act on a session, which has a run meanwhile."""
-    for name in _SERVED:
-        intercept(stand_in, name, lambda _, *args, _name=name, **kwargs: getattr(session, _name)(*args, **kwargs))
-
-
 def logs_first(log: Callable[..., None]) -> Handler:
     def log_first(_log: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any) -> None:
         log(data, step, commit=commit)
