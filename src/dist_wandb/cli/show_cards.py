@@ -18,7 +18,7 @@ from dist_wandb.cli.command import Column, fitting, number, number_of, sparkline
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import DistWandbError, in_words, visible
 from dist_wandb.wandb_files.finding import files_below
-from dist_wandb.wandb_files.reading import Columns, MetricHistory, StoredRun
+from dist_wandb.wandb_files.reading import MetricColumns, MetricHistory, StoredRun
 from dist_wandb.wandb_files.records import PAUSE, read_records
 from dist_wandb.wandb_files.runs import LocalRun, brought_together, parts_of
 from dist_wandb.wandb_files.selection import SPREAD, by_rank, of_rank, spreads_among, timings_of
@@ -242,7 +242,7 @@ class _FollowedFile(StoredRun):
     """One file, which is read while it grows."""
 
     def __init__(self, path: Path, directory: Directory, metrics: Iterable[str]) -> None:
-        super().__init__(path, directory, columns=Columns(metrics))
+        super().__init__(path, directory, columns=MetricColumns(metrics))
         self.error: Exception | None = None  # why the file was not read to its end
         self.is_read: bool = False  # whether the run has ended, or cannot be read, or nothing was added for hours
         self._records = read_records(path, follow=True, within=directory)

@@ -105,6 +105,8 @@ def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
         check_id(given["id"], f"id={given['id']!r} given to {integration}")
     settings = given.get("settings")
     held = {_SETTINGS.get(name, name): given[name] for name in _CHECKED if given.get(name) is not None}
+    if isinstance(held.get("run_tags"), str):  # `init` of all versions takes it, the settings of older ones do not
+        held["run_tags"] = (held["run_tags"],)
     with hidden_values():
         getattr(wandb, "Settings", dict)(**{**(settings if isinstance(settings, Mapping) else {}), **held})  # or a mock
     config, without, only = (given.get(name) for name in ("config", "config_exclude_keys", "config_include_keys"))

@@ -63,7 +63,7 @@ class MetricHistory:
     counts: tuple[tuple[float, int], ...] = field(default=(), repr=False)
 
 
-class Columns(dict[str, tuple["array[int]", "array[float]"]]):
+class MetricColumns(dict[str, tuple["array[int]", "array[float]"]]):
     """The numbers of rows and the values of metrics that match one of `patterns`; those of other names are dropped."""
 
     def __init__(self, patterns: Iterable[str] = ("*",)) -> None:
@@ -113,7 +113,9 @@ class StoredRun:
     entity: str | None = None  # owner of the run, if the user named one
     step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
     branches: bool = False  # whether it begins by rewinding or forking a run
-    columns: Columns = field(default_factory=Columns, repr=False)  # the values of its metrics, while it is read
+    columns: MetricColumns = field(
+        default_factory=MetricColumns, repr=False
+    )  # the values of its metrics, while it is read
     record: dict[str, Any] = field(default_factory=dict, repr=False)  # the last one of the run itself
     _size: int = 0  # of the config, in characters
     _left_out: int = 0  # number of values that are too large for it
@@ -212,7 +214,7 @@ def read_run(
 ) -> StoredRun:
     # ``run.finish()`` returns before the file is complete: for about a second the state of the run may be
     # `"unfinished"`.
-    run = StoredRun(path, directory, columns=Columns(metrics or ()))
+    run = StoredRun(path, directory, columns=MetricColumns(metrics or ()))
     run.read(UNUSED if metrics is not None else UNUSED | {"history"})
     if metrics is None and not run.record:  # its rows may be readable
         return read_run(path, directory)

@@ -21,7 +21,7 @@ from dist_wandb.cli.report.page import Part, plain
 from dist_wandb.cli.report.thinning import Blame, Budget, Curve, Numbers
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.settings.reduction import BUSY, DEGRADED, TIMES, Definitions
-from dist_wandb.wandb_files.reading import Columns, StoredRun, numbers_and_media
+from dist_wandb.wandb_files.reading import MetricColumns, StoredRun, numbers_and_media
 from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
 from dist_wandb.wandb_files.stragglers import RANK
@@ -80,7 +80,7 @@ class FileForReport(StoredRun):
     """What a report needs of one file; `metrics` are patterns of those to draw, and after the end timings alone."""
 
     def __init__(self, path: Path, directory: Directory, budget: Budget, metrics: Sequence[str] = ("*",)) -> None:
-        super().__init__(path, directory, columns=Columns((*metrics, f"{TIMES}*", DEGRADED)))
+        super().__init__(path, directory, columns=MetricColumns((*metrics, f"{TIMES}*", DEGRADED)))
         self._matches = re.compile("|".join(map(translate, metrics))).match
         wants = self.columns.wants
 
