@@ -381,10 +381,10 @@ def inspections() -> list[bytes]:
 
 
 def _read_inspection(data: bytes) -> None:
-    contents = reading.Contents(_RUN_FILE, Directory(_RUN_FILE.parent, 0, 0))
+    run = reading.StoredRun(_RUN_FILE, Directory(_RUN_FILE.parent, 0, 0))
     for record in decoded(data):
-        contents.add(record)
-    run = contents.as_run()
+        run.add(record)
+    run.end()
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
     (joined,) = brought_together([run, run])

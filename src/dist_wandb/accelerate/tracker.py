@@ -28,7 +28,7 @@ from dist_wandb.accelerate.wrapping import NAME, name_as_scripts_do, register, t
 from dist_wandb.job.units import UnitArgument
 from dist_wandb.payloads.gathers import gathered, gathered_table
 from dist_wandb.runs import interception, wandb_media
-from dist_wandb.runs.null_run import AnyRun, EarlyRun, NullSummary
+from dist_wandb.runs.null_run import AnyRun, NullRun, NullSummary
 from dist_wandb.runs.requested import WandbArguments, check_init_arguments
 from dist_wandb.session.api import while_open
 from dist_wandb.session.config.targets import ConfigView
@@ -245,7 +245,7 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
         return self._stand_in
 
     @cached_property
-    def _stand_in(self) -> EarlyRun:
+    def _stand_in(self) -> NullRun:
         """The run until this rank is started, if it may join late."""
         log_later = lambda _, data, step=None, **arguments: self.log(data, step, **arguments)  # noqa: E731
 
@@ -256,11 +256,11 @@ class DistWandbTracker(WandBTracker):  # type: ignore[misc]  # Accelerate ships 
         def later(name: str, _: Any, *args: Any, **kwargs: Any) -> None:
             self.late_join.act(lambda run: getattr(run, name)(*args, **kwargs))
 
-        stand_in, summary = EarlyRun(run), NullSummary()
+        stand_in, summary = NullRun(), NullSummary()
         summary.note_by(lambda name, value: self.late_join.act(lambda run: run.summary.update({name: value})))
         for name in ("alert", "define_metric"):
             interception.intercept(stand_in, name, partial(later, name))
-        stand_in.show(config=ConfigView(ConfigOnceStarted(self.late_join)), _summary=summary)
+        stand_in.show(config=ConfigView(ConfigOnceStarted(self.late_join)), _summary=summary, _successor=run)
         for owner in (stand_in, sys.modules.get("wandb")):
             if hasattr(owner, "log"):
                 interception.intercept(owner, "log", log_later)

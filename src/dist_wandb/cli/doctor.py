@@ -57,19 +57,14 @@ class Diagnosis:
     topology: Topology | None  # `None` after an error
     launchers: tuple[DetectedLauncher, ...]
     plan: RunPlan | None  # `None` after an error, or if it depends on other ranks
-    setup: client_settings.Setup
+    setup: dict[str, Any]  # how wandb is set up here: the mode, which is `None` if `init` would raise, and so on
     server: Server | None  # the answer of W&B's server; `None` if it was not asked
     versions: dict[str, str | None]  # of Python and of packages; `None` for those that are not installed
     errors: tuple[str, ...]  # errors that `init` would raise, and refused requests
     warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        found, server = asdict(self), self.setup.server
-        setup = found["setup"]
-        del setup["server"], setup["key"]
-        setup["has_key"] = self.setup.key is not None
-        setup["base_url"], setup["base_url_from"] = (server.shown, server.source) if server else ("", "")
-        setup["takes_key"] = server is not None and not server.refusal
+        found = asdict(self)
         return {"sources": found["topology"].pop("sources"), **found} if self.topology else found
 
 
@@ -89,8 +84,6 @@ def examine(
     except DistWandbError as error:
         errors.append(str(error))
     found = tuple(map(_masked_launcher, detected_launchers()))
-    setup = client_settings.setup(lambda: requested.mode({}), trusted_server)
-    setup = replace(setup, problem=without_values(setup.problem))
     try:
         options = Options.among({"run_mode": run_mode, "rank_scope": rank_scope})
         mode, scope = options.run_mode, options.rank_scope
@@ -98,14 +91,23 @@ def examine(
             plan = _plan(topology, mode, scope)
     except ConfigurationError as error:
         errors.append(str(error))
-    if setup.problem:
-        errors.append(setup.problem)
-    server = None
-    if setup.server is not None and timeout and setup.mode == "online":
-        if not setup.server.refusal:
-            server = ask(setup.server.shown, setup.key, timeout)
+    server = to = None
+    setup: dict[str, Any] = dict.fromkeys(("mode", "problem", "entity", "project", "key_from"))
+    try:
+        setup["mode"], settings = requested.mode({}), client_settings.client_settings()
+        to = client_settings.destination(trusted_server)
+        setup |= {"problem": "", "entity": settings.entity, "project": settings.project, "key_from": to.key_from}
+    except ConfigurationError as error:
+        setup |= {"mode": None, "problem": without_values(str(error))}
+        errors.append(setup["problem"])
+    setup |= {"inherits_service": client_settings.inherits_service(), "has_key": bool(to and to.key is not None)}
+    setup |= {"base_url": to.shown if to else "", "base_url_from": to.source if to else ""}
+    setup["takes_key"] = to is not None and not to.refusal
+    if to is not None and timeout and setup["mode"] == "online":
+        if not to.refusal:
+            server = ask(to.shown, to.key, timeout)
         else:
-            errors.append(f"The server was not asked. {setup.server.refusal}")
+            errors.append(f"The server was not asked. {to.refusal}")
     versions: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -168,14 +170,13 @@ def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher)
 
 
 def _about_wandb(found: Diagnosis) -> Iterator[str]:
-    setup, server = found.setup, found.server
-    address = setup.server.shown if setup.server is not None else ""
-    if setup.mode == "online" and setup.key is None:
+    setup, server, address = found.setup, found.server, found.setup["base_url"]
+    if setup["mode"] == "online" and not setup["has_key"]:
         yield f"There is no API key for {address}. Run `wandb login`, or set WANDB_MODE=offline."
     if server is not None and server.problem:
         what = "does not answer" if not server.answers else "reports a problem"
         yield f"The server {address} {what}: {server.problem}. Runs would be written to disk."
-    if setup.inherits_service:
+    if setup["inherits_service"]:
         yield (
             "WANDB_SERVICE is inherited, so W&B would use another process's wandb service. With run_mode='shared' it "
             "is ignored, because that service refuses two writers of one run."
@@ -320,16 +321,16 @@ def _what_it_opens(found: Diagnosis) -> str:
 
 def _wandb_in_words(found: Diagnosis) -> list[str]:
     setup, server = found.setup, found.server
-    if setup.server is None:
+    if not setup["base_url"]:
         return ["would raise: see below"]
-    key = f"API key from {setup.key_from}" if setup.key_from else "no API key"
-    facts = [setup.mode, f"{setup.server.shown} (from {setup.server.source})", key]
+    key = f"API key from {setup['key_from']}" if setup["key_from"] else "no API key"
+    facts = [setup["mode"], f"{setup['base_url']} (from {setup['base_url_from']})", key]
     if server is not None:
         facts.append(
             (f"logged in as {server.user}" if server.user else "it answers") if server.answers else "no answer"
         )
-    of_runs = {"entity": setup.entity, "project": setup.project}
-    return [", ".join(filter(None, facts)), *(f"{name} {value}" for name, value in of_runs.items() if value)]
+    of_runs = (f"{name} {setup[name]}" for name in ("entity", "project") if setup[name])
+    return [", ".join(filter(None, facts)), *of_runs]
 
 
 def _seconds(text: str) -> float:

@@ -18,7 +18,7 @@ from dist_wandb.cli.command import Column, fitting, number, number_of, sparkline
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import DistWandbError, in_words, visible
 from dist_wandb.wandb_files.finding import files_below
-from dist_wandb.wandb_files.reading import Contents, MetricHistory
+from dist_wandb.wandb_files.reading import MetricColumns, MetricHistory, StoredRun
 from dist_wandb.wandb_files.records import PAUSE, read_records
 from dist_wandb.wandb_files.runs import LocalRun, brought_together, parts_of
 from dist_wandb.wandb_files.selection import SPREAD, by_rank, of_rank, spreads_among, timings_of
@@ -221,8 +221,11 @@ def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]
                     files[path] = _FollowedFile(path, directory, metrics)
             searched = now
         if sum(file.read_on() for file in files.values()):
-            runs, changed = brought_together(file.as_run() for file in files.values() if file.run), now
-            have_begun = all(file.run or file.is_read for file in files.values())
+            begun = [file for file in files.values() if file.record]
+            for file in begun:
+                file.end()
+            runs, changed = brought_together(begun), now
+            have_begun = all(file.record or file.is_read for file in files.values())
             are_complete = have_begun and all(w.state != "unfinished" for run in runs for w in run.writers)
             yield runs
         has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
@@ -235,11 +238,11 @@ def _states(directories: Sequence[Path], names: set[str], metrics: Sequence[str]
         time.sleep(_INTERVAL)
 
 
-class _FollowedFile(Contents):
+class _FollowedFile(StoredRun):
     """One file, which is read while it grows."""
 
     def __init__(self, path: Path, directory: Directory, metrics: Iterable[str]) -> None:
-        super().__init__(path, directory, metrics)
+        super().__init__(path, directory, columns=MetricColumns(metrics))
         self.error: Exception | None = None  # why the file was not read to its end
         self.is_read: bool = False  # whether the run has ended, or cannot be read, or nothing was added for hours
         self._records = read_records(path, follow=True, within=directory)

@@ -36,7 +36,7 @@ from dist_wandb.lightning import launching
 from dist_wandb.lightning.launching import LaunchState, is_spawning, known_topology, told_of
 from dist_wandb.lightning.name_spaces import OfLightning, is_a
 from dist_wandb.runs import requested, run_metadata, sweeps, wandb_private
-from dist_wandb.runs.null_run import AnyRun, EarlyRun, NullPart, Run
+from dist_wandb.runs.null_run import AnyRun, NullPart, NullRun, Run
 from dist_wandb.session import inherited_rank
 from dist_wandb.session.config.targets import ConfigView, EarlyConfig
 from dist_wandb.session.opener import open_session
@@ -286,7 +286,7 @@ def _mesh_in_use() -> Mesh | None:
     return None
 
 
-class NullExperiment(EarlyRun, OfLightning):
+class NullExperiment(NullRun, OfLightning):
     """`experiment` on a rank without a run. Lightning expects a `DummyExperiment` there.
 
     As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`). It refers to
@@ -296,7 +296,8 @@ class NullExperiment(EarlyRun, OfLightning):
     stock = "loggers.logger.DummyExperiment"
 
     def __init__(self, holder: SessionHolder) -> None:
-        super().__init__(lambda: None if holder.session is None else holder.session.run)
+        super().__init__()
+        self.show(_successor=lambda: None if holder.session is None else holder.session.run)
         self.show(config=ConfigView(EarlyConfig(lambda: holder.session, lambda: holder.early_config)))
         self.show_metadata(holder.early_metadata, None)
 

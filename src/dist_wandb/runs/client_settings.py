@@ -209,33 +209,8 @@ class Destination:
     shown: str  # without user name and password
     source: str  # of the address, for messages: a variable, a file
     refusal: str = ""  # why the API key may not go there, and what the user can do; empty if it may
-
-
-@dataclass(frozen=True)
-class Setup:
-    """How wandb is set up in this environment."""
-
-    mode: str | None  # of `wandb.init`; `None` if it would raise
-    problem: str  # why it would raise; empty otherwise
-    server: Destination | None  # `None` if `wandb.init` would raise
-    entity: str | None  # owner of new runs, if set
-    project: str | None  # project of new runs, if set
-    key: str | None = field(repr=False)
-    key_from: str | None
-    inherits_service: bool  # whether this process would use the wandb process of another process
-
-
-def setup(find_mode: Callable[[], str], trusted: str | None = None) -> Setup:
-    """Determine how wandb is set up here, without opening a run or contacting a server. `trusted` gets the key."""
-    try:
-        mode, settings, server = find_mode(), client_settings(), destination(trusted)
-    except ConfigurationError as error:
-        return Setup(None, str(error), None, None, None, None, None, inherits_service())
-    key, key_from, _ = _in_netrc(server.shown)
-    if settings.api_key:
-        in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
-        key, key_from = settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
-    return Setup(mode, "", server, settings.entity, settings.project, key, key_from, inherits_service())
+    key: str | None = field(default=None, repr=False)  # that wandb would send
+    key_from: str | None = None
 
 
 def destination(trusted: str | None = None) -> Destination:
@@ -249,10 +224,15 @@ def destination(trusted: str | None = None) -> Destination:
             "must not have. Check WANDB_BASE_URL, and base_url in wandb/settings."
         )
     source, is_users = _source_of(url)
+    key, key_from, is_hosts = _in_netrc(without_password(url))
     # Whether the key that wandb would send is the key for this very host in the user's netrc.
-    has_own_key = not (settings.api_key or settings.identity_token_file) and _in_netrc(without_password(url))[2]
+    has_own_key = not (settings.api_key or settings.identity_token_file) and is_hosts
+    if settings.api_key:
+        in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
+        key, key_from = settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
     is_named = is_users or (has_own_key and urlsplit(url).scheme == "https")
-    return Destination(url, without_password(url), source, refusal_of(url, source, is_named=is_named, trusted=trusted))
+    refusal = refusal_of(url, source, is_named=is_named, trusted=trusted)
+    return Destination(url, without_password(url), source, refusal, key, key_from)
 
 
 def refusal_of(url: str, source: str, *, is_named: bool, trusted: str | None = None) -> str:

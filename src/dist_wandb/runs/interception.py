@@ -16,9 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.runs.null_run import SETTABLE, AnyRun, LikeRun, NullPart, NullRun, is_private_name, public_names
@@ -144,12 +141,6 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler], *, is_curren
     return removals.close
 
 
-def forward(stand_in: NullRun, session: Any) -> None:
-    """Let what the script still does with a stand-in act on a session, which has a run meanwhile."""
-    for name in _SERVED:
-        intercept(stand_in, name, lambda _, *args, _name=name, **kwargs: getattr(session, _name)(*args, **kwargs))
-
-
 def logs_first(log: Callable[..., None]) -> Handler:
     def log_first(_log: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any) -> None:
         log(data, step, commit=commit)
@@ -176,49 +167,19 @@ def new_runs_log(log: Callable[..., None]) -> Iterator[None]:
         yield
 
 
-def _serve(run: NullRun) -> Callable[[], None]:
-    """Let wandb's functions, ``wandb.run``, ``config`` and ``summary`` use the stand-in, in a process that has no run.
-
-    Without it they raise an error, so that a script or library that imports wandb itself would need a guard, and
-    ``wandb.init`` opens a second run. If wandb is not imported yet, a finder in `sys.meta_path` does this when it is:
-    there is no other way to learn that. The returned function undoes it, unless wandb has set the names anew meanwhile.
-    """
-    if "wandb" in sys.modules:
-        return _use(run)
-    undo = ExitStack()
-
-    class Finder(MetaPathFinder):
-        def find_spec(self, name: str, *_path_and_target: object) -> ModuleSpec | None:
-            finders = list(sys.meta_path)
-            if name != "wandb" or self not in finders:
-                return None
-            # By the finders after this one, perhaps only to see whether wandb is installed.
-            found = (finder.find_spec(name, None, None) for finder in finders[finders.index(self) + 1 :])
-            spec = next(filter(None, found), None)
-            if spec is not None and spec.loader is not None:
-                execute = functools.partial(use_executed, spec.loader.exec_module)
-                spec.loader.exec_module = execute  # type: ignore[method-assign]
-            return spec
-
-    finder = Finder()
-
-    def use_executed(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-        execute(module)
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
-            undo.callback(_use(run))
-
-    sys.meta_path.insert(0, finder)
-    undo.callback(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
-    return undo.close
-
-
 _values: list[dict[str, Any]] = []  # wandb's own values of the names, and those of the stand-ins of open sessions
 _turn = threading.RLock()  # a signal handler may end a session on the thread that has it
 
 
-def _use(run: NullRun) -> Callable[[], None]:
-    module, process = sys.modules["wandb"], os.getpid()
+def _serve(run: NullRun) -> Callable[[], None]:
+    """Let wandb's functions, ``wandb.run``, ``config`` and ``summary`` use the stand-in, in a process that has no run.
+
+    Without it they raise an error, so that a script or library that imports wandb itself would need a guard, and
+    ``wandb.init`` opens a second run. The returned function undoes it, unless wandb has set the names anew meanwhile.
+    """
+    import wandb as module
+
+    process = os.getpid()
 
     def is_current() -> bool:  # not beside the script's own run, nor in a fork
         return running_run() is None and os.getpid() == process

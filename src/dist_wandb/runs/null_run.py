@@ -138,14 +138,23 @@ class NullRun(LikeRun, StandIn):
         self.show(_known={"id": id, "name": name, "url": url, "starting_step": 0}, _read=dict)
 
     def show(self, **parts: object) -> None:
-        """Set the `config` of the run that receives this rank's numbers, or functions for `step` and `_is_finished`."""
+        """Set the `config` of the run that receives this rank's numbers, or functions for `step` and `_is_finished`.
+
+        With `_successor`, which returns a run or a session, that does what is asked of this once there is one.
+        """
         self.__dict__.update(parts)
+
+    @property
+    def _follows(self) -> Any:
+        return self.__dict__.get("_successor", lambda: None)()  # a copy has none
 
     def show_metadata(self, read: Callable[[], Mapping[str, Any]], planned_id: str | None) -> None:
         """Set the source of the metadata of the run that receives the numbers; the id is planned until it has one."""
         self.show(_read=read, _known={**self.__dict__["_known"], "id": planned_id})
 
     def metadata(self) -> Mapping[str, Any]:
+        if isinstance(run := self._follows, NullRun):
+            return run.metadata()
         return {**self.__dict__["_known"], **self.__dict__["_read"]()}
 
     def __reduce__(self) -> tuple[Any, ...]:  # pickle's own way wants `__class__` to be the class
@@ -157,6 +166,8 @@ class NullRun(LikeRun, StandIn):
         return {**own, "_known": dict(self.metadata()), "_read": dict}
 
     def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__") and (run := self._follows) is not None:
+            return getattr(run, name)
         if name == "summary":
             return self.__dict__.setdefault("_summary", NullSummary(earlier=self.metadata))
         if name == "step":
@@ -181,7 +192,9 @@ class NullRun(LikeRun, StandIn):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Accept. `name`, `tags` and `notes` read as set on this rank until the primary's change of them is known."""
-        if name in SETTABLE:
+        if (run := self._follows) is not None:
+            setattr(run, name, value)
+        elif name in SETTABLE:
             value = tuple(dict.fromkeys(value or ())) if name == "tags" else value  # added on all ranks, perhaps
             self.__dict__.setdefault("_own", {})[name] = value, monotonic(), ...
 
@@ -191,32 +204,6 @@ class NullRun(LikeRun, StandIn):
 
     def __dir__(self) -> list[str]:
         return sorted(public_names(self))
-
-
-class EarlyRun(NullRun):
-    """Stands in for the run of a session that is not open yet; then the session's run does what is asked of this."""
-
-    def __init__(self, run: Callable[[], AnyRun | None]) -> None:
-        super().__init__()
-        self.__dict__["_of_session"] = run  # `None` before it is open; a copy has no session
-
-    @property
-    def _run(self) -> AnyRun | None:
-        found: AnyRun | None = self.__dict__.get("_of_session", lambda: None)()
-        return found
-
-    def metadata(self) -> Mapping[str, Any]:
-        return run.metadata() if isinstance(run := self._run, NullRun) else super().metadata()
-
-    def __getattr__(self, name: str) -> Any:
-        run = None if name.startswith("__") else self._run
-        return super().__getattr__(name) if run is None else getattr(run, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if (run := self._run) is None:
-            super().__setattr__(name, value)
-        else:
-            setattr(run, name, value)
 
 
 class NullPart(StandIn):

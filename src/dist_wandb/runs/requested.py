@@ -46,18 +46,11 @@ _SETTINGS = {
     **{name: f"run_{name}" for name in ("id", "name", "notes", "tags", "group", "job_type")},
 }
 _VARIABLES = {"id": "WANDB_RUN_ID", "group": "WANDB_RUN_GROUP"}
-_TEXT, _BOOL, _NEVER = r"['\"].*", "True|False", "(?!)"
-# The usual values by argument, as Python prints them. About others, W&B's settings are asked.
-_USUAL = {
-    **dict.fromkeys(("name", "notes", "group", "job_type"), _TEXT),
-    **dict.fromkeys(("force", "save_code", "sync_tensorboard"), _BOOL),
-    **dict.fromkeys(("resume_from", "fork_from"), _NEVER),
-    **dict.fromkeys(("project", "entity"), r"'[\w .-]{1,64}'"),
-    "dir": rf"{_TEXT}|\w+Path\(.*",
-    "tags": rf"{_TEXT}|[\[(](?:'[\w .-]{{1,64}}',? ?)*[\])]",
-    "resume": f"{_BOOL}|'(?:allow|must|never|auto)'",
-    "reinit": f"{_BOOL}|'(?:default|(?:return|finish)_previous|create_new)'",
-}
+# The arguments whose values W&B's settings check.
+_CHECKED = (
+    *("name", "notes", "group", "job_type", "force", "save_code", "sync_tensorboard", "resume_from", "fork_from"),
+    *("project", "entity", "dir", "tags", "resume", "reinit"),
+)
 
 
 class LoggerArguments(TypedDict, total=False):
@@ -94,16 +87,13 @@ class WandbArguments(LoggerArguments, total=False):
     anonymous: Any  # without effect in newer versions
 
 
-# For any other argument, wandb is imported to read its signature.
-_COMMON_INIT_ARGUMENTS = WandbArguments.__optional_keys__ | {"project"}
-
-
 def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
     # Arguments are also checked if `wandb.init` returns a run that is open. A `ConfigurationError` may name the
     # `integration`; for a config, it is that of wandb.
-    unknown = [name for name in given if name not in _COMMON_INIT_ARGUMENTS]
-    if unknown:
-        _check_against_signature(unknown, integration)
+    import wandb
+
+    if unknown := given.keys() - WandbArguments.__optional_keys__ - {"project"}:
+        _check_against_signature(sorted(unknown), integration)
     if given.get("mode") == "shared":
         raise ConfigurationError(
             f"{integration} was given mode='shared', which is W&B's switch for one writer. Pass run_mode='shared': it "
@@ -113,21 +103,15 @@ def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
         mode({"mode": given["mode"]})
     if given.get("id") is not None:
         check_id(given["id"], f"id={given['id']!r} given to {integration}")
-    settings, held = given.get("settings"), {name: given[name] for name in _USUAL if given.get(name) is not None}
-    unusual = dict(settings) if isinstance(settings, Mapping) else {}
-    for name, value in held.items():
-        if not re.fullmatch(_USUAL[name], repr(value), re.DOTALL):
-            unusual[_SETTINGS.get(name, name)] = value
-    if unusual:  # only then wandb is imported
-        import wandb
-
-        with hidden_values():
-            getattr(wandb, "Settings", dict)(**unusual)  # a mock of a test may have none
+    settings = given.get("settings")
+    held = {_SETTINGS.get(name, name): given[name] for name in _CHECKED if given.get(name) is not None}
+    if isinstance(held.get("run_tags"), str):  # `init` of all versions takes it, the settings of older ones do not
+        held["run_tags"] = (held["run_tags"],)
+    with hidden_values():
+        getattr(wandb, "Settings", dict)(**{**(settings if isinstance(settings, Mapping) else {}), **held})  # or a mock
     config, without, only = (given.get(name) for name in ("config", "config_exclude_keys", "config_include_keys"))
     config = plain(config or {})
     if not isinstance(config, Mapping) or (without and only):  # such as a file that does not exist
-        import wandb
-
         helper: Any = getattr(wandb, "helper", None)  # not visible to type checkers
         if helper is not None:
             helper.parse_config(config, exclude=without, include=only)

@@ -142,7 +142,7 @@ def init(
             ``wandb.run`` alone. A decorated function opens its run in any case.
 
     On a rank without a run, the names of wandb's module (``wandb.run``, `init`, `log`, ...) act on the session until it
-    ends, as they do on the rank with the run. If wandb is not imported yet, a finder in `sys.meta_path` sees to that.
+    ends, as they do on the rank with the run.
 
     Returns:
         The session of this rank, with `log`, `flush`, `finish`, `run`, `plan`, `topology`, `id`, `url` and `config`.

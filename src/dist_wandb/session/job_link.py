@@ -27,7 +27,7 @@ from dist_wandb.job.job_store import LONGEST_PAUSE, JobStore, SharedList
 from dist_wandb.job.timed_caller import STORE_PATIENCE, call_or_default, poll
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Line, named_line, warn
-from dist_wandb.runs import interception, wandb_private
+from dist_wandb.runs import wandb_private
 from dist_wandb.runs.opening import attached_writers, opening_key, run_key
 from dist_wandb.session import job_description, registry
 from dist_wandb.session.job_description import ask
@@ -385,7 +385,7 @@ def move(session: Session, reopen: Callable[[int, Session], Session], primary_ra
     after["_relay"] = vars(other)["_relay"] = after["_shutdown"].relay = relay
     vars(session).update(after)
     before["_own"].restore()  # from here on wandb's functions are those of the other run
-    interception.forward(before["_own"].run, session)
+    before["_own"].run.show(_successor=lambda: session)  # the script may still have this stand-in
     if written := before["_config_sync"].continue_in(lambda: session.run):
         session.run.config.update(written, allow_val_change=True)
     call_or_default(publish_before, None)

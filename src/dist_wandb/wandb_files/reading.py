@@ -63,30 +63,63 @@ class MetricHistory:
     counts: tuple[tuple[float, int], ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True)
+class MetricColumns(dict[str, tuple["array[int]", "array[float]"]]):
+    """The numbers of rows and the values of metrics that match one of `patterns`; those of other names are dropped."""
+
+    def __init__(self, patterns: Iterable[str] = ("*",)) -> None:
+        super().__init__()
+        self.has_more: bool = False
+        self.also: set[str] = set()  # names that are kept as well, such as W&B's own
+        self.wants: Callable[[str], object] = re.compile("|".join(map(translate, patterns)) or "(?!)").match
+
+    def __missing__(self, name: str) -> tuple[array[int], array[float]]:
+        is_long, column = len(name) > _LONGEST_NAME, (array("I"), array("d"))
+        if name in self.also or (name[:1] != "_" and (is_long or self.wants(name))):
+            if not is_long and len(self) < MOST_METRICS:
+                self[name] = column
+            else:
+                self.has_more = True
+        return column
+
+
+_OF_RUN = {"name": "display_name", "project": "project", "group": "run_group", "job_type": "job_type"}
+_OF_RUN |= {"entity": "entity", "started": "start_time"}  # by attribute of `StoredRun`: the field of a run's record
+
+
+@dataclass(eq=False)
 class StoredRun:
-    """The contents of one ``.wandb`` file: a run, or the part of one writer of a shared run."""
+    """The contents of one ``.wandb`` file: a run, or the part of one writer of a shared run.
+
+    It is filled by the file's records (`read`, or `add` for each of them), and complete after `end`.
+    """
 
     path: Path
     directory: Directory  # the directory in which the file was found; everything of the run is read there
-    run_id: str
-    name: str | None  # display name; `None` if W&B chooses it at the upload
-    project: str | None
-    group: str | None
-    job_type: str | None
-    tags: tuple[str, ...]
-    config: dict[str, Any]  # the last one
-    started: str | None  # in W&B's format (ISO 8601, UTC); `None` if it is lost
-    exit_code: int | None  # 0 for success; `None` if the file records no end
-    rows: int
-    metrics: dict[str, MetricHistory]  # numeric metrics by name, in natural order, without W&B's own (``_step``)
-    sidecar: Sidecar | None  # dist_wandb's record in the same directory; `None` for an ordinary run
-    problems: tuple[str, ...]  # unreadable parts, each as a sentence fragment
+    run_id: str = ""
+    name: str | None = None  # display name; `None` if W&B chooses it at the upload
+    project: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    tags: tuple[str, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)  # the last one
+    started: str | None = None  # in W&B's format (ISO 8601, UTC); `None` if it is lost
+    exit_code: int | None = None  # 0 for success; `None` if the file records no end
+    rows: int = 0
+    metrics: dict[str, MetricHistory] = field(default_factory=dict)  # numeric ones, in natural order, without W&B's own
+    sidecar: Sidecar | None = None  # dist_wandb's record in the same directory; `None` for an ordinary run
+    problems: tuple[str, ...] = ()  # unreadable parts, each as a sentence fragment
     # whether metrics were dropped: beyond `MOST_METRICS`, or with names over 1000 characters
     has_more_metrics: bool = False
     entity: str | None = None  # owner of the run, if the user named one
     step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
     branches: bool = False  # whether it begins by rewinding or forking a run
+    columns: MetricColumns = field(
+        default_factory=MetricColumns, repr=False
+    )  # the values of its metrics, while it is read
+    record: dict[str, Any] = field(default_factory=dict, repr=False)  # the last one of the run itself
+    _size: int = 0  # of the config, in characters
+    _left_out: int = 0  # number of values that are too large for it
+    _skipped: list[str] = field(default_factory=list)  # damaged parts
 
     @property
     def state(self) -> State:
@@ -108,6 +141,71 @@ class StoredRun:
             return None
         return "job", self.project or "", self.group or sidecar.group or "", sidecar.base_id or ""
 
+    def read(self, skipped: Collection[str] = UNUSED) -> None:
+        for record in read_records(self.path, self._skipped, skipped=skipped, within=self.directory):
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        kind, contents = record
+        if kind == "history":
+            columns, (numbers, media) = self.columns, numbers_and_media(contents)
+            self.add_media(media)
+            for name, number in numbers.items():
+                rows, values = columns[name]
+                rows.append(self.rows)
+                values.append(number)
+            self.rows += 1
+            if not self.rows % _BETWEEN_CHECKS and sum(len(rows) for rows, _ in columns.values()) > MOST_VALUES:
+                raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
+        elif kind == "run":  # repeated when name, tags or notes change: the last record holds
+            self.record = contents
+            vars(self).update({name: contents.get(field) for name, field in _OF_RUN.items()})
+            self.run_id, self.tags = contents.get("run_id") or "", tuple(contents.get("tags", ()))
+            self.branches |= bool(contents.get("branch_point"))
+            self._configure(contents.get("config", {}))
+        elif kind == "config":
+            self._configure(contents)
+        elif kind == "exit":
+            self.exit_code = contents.get("exit_code", 0)
+        elif kind == "metric" and contents.get("glob_name") == "*":
+            self.step_axis = contents.get("step_metric")
+
+    def add_media(self, media: Mapping[str, dict[str, Any]]) -> None:
+        """Take the media of the row number `rows`, of which nothing is kept here."""
+
+    def _configure(self, contents: Mapping[str, Any]) -> None:
+        for name, value in contents.get("update", {}).items():
+            replaced = len(name) + len(repr(self.config[name])) if name in self.config else 0
+            total = self._size - replaced + len(name) + len(repr(value))
+            if name != "_wandb" and total <= _LARGEST_CONFIG:
+                self.config[name], self._size = value, total
+            else:
+                self._left_out += name != "_wandb"
+
+    def end(self) -> None:
+        """Take what follows from the records so far. Of a file that is followed, more of them come."""
+        found = [*self._skipped]
+        if self._left_out:
+            found.append(f"{self._left_out} values of its config are left out because it is too large")
+        if not self.record and not self.rows:
+            size = self.path.stat().st_size if self.path.exists() else 0
+            if found:
+                raise ReadError(f"{self.path}: its {size} bytes contain no readable data of a run: {'; '.join(found)}")
+            reason = f"does not contain a run yet ({size} bytes)" if size else "is empty"
+            raise ReadError(f"{self.path}: {reason}: the run was killed at its start, or has just started")
+        if not self.record:
+            found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
+        try:
+            self.sidecar = read_sidecar(self.directory)
+        except ReadError as error:
+            found.append(str(error))
+        self.problems, self.has_more_metrics = tuple(found), self.columns.has_more
+        self.run_id = self.run_id or self.path.stem.removeprefix("run-")
+        self.metrics = {
+            name: history_of(self.columns[name][1], counted=name.endswith(_NAMES_OF_RANKS))
+            for name in sorted(self.columns, key=natural_order)
+        }
+
 
 def read_run(
     path: Path,
@@ -116,11 +214,13 @@ def read_run(
 ) -> StoredRun:
     # ``run.finish()`` returns before the file is complete: for about a second the state of the run may be
     # `"unfinished"`.
-    contents = Contents(path, directory, metrics or ())
-    contents.read(UNUSED if metrics is not None else UNUSED | {"history"})
-    if metrics is None and not contents.run:  # its rows may be readable
+    run = StoredRun(path, directory, columns=MetricColumns(metrics or ()))
+    run.read(UNUSED if metrics is not None else UNUSED | {"history"})
+    if metrics is None and not run.record:  # its rows may be readable
         return read_run(path, directory)
-    return contents.as_run()
+    run.end()
+    run.columns.clear()
+    return run
 
 
 def read_each(
@@ -148,124 +248,6 @@ def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
 def rows_in(path: Path, within: Directory | None = None) -> Iterator[dict[str, Any]]:
     """Iterate over the history rows of a file, with W&B's own keys (``_step``); raise as `read_records` does."""
     return (contents for kind, contents in read_records(path, within=within) if kind == "history")
-
-
-class Contents:
-    """Collects the contents of one file's records, and as `problems` the damaged parts that are skipped."""
-
-    def __init__(self, path: Path, directory: Directory, metrics: Iterable[str] = ("*",)) -> None:
-        self.path = path
-        self.directory = directory
-        self.problems: list[str] = []
-        self.run: dict[str, Any] = {}
-        self.config: dict[str, Any] = {}
-        self._size = 0  # of the config, in characters
-        self._left_out = 0  # number of values that are too large for it
-        self.exit_code: int | None = None
-        self.step_axis: str | None = None
-        self.rows: int = 0
-        self.metrics: _Columns = _Columns(metrics)
-        self.branches: bool = False
-
-    def read(self, skipped: Collection[str] = UNUSED) -> None:
-        for record in read_records(self.path, self.problems, skipped=skipped, within=self.directory):
-            self.add(record)
-
-    def add(self, record: Record) -> None:
-        kind, contents = record
-        if kind == "history":
-            metrics, (numbers, media) = self.metrics, numbers_and_media(contents)
-            self.add_media(media)
-            for name, number in numbers.items():
-                rows, values = metrics[name]
-                rows.append(self.rows)
-                values.append(number)
-            self.rows += 1
-            if not self.rows % _BETWEEN_CHECKS and sum(len(rows) for rows, _ in metrics.values()) > MOST_VALUES:
-                raise ReadError(f"Its metrics have more than {MOST_VALUES} values. Request fewer names.")
-        elif kind == "run":  # repeated when name, tags or notes change: the last record holds
-            self.run = contents
-            self.branches |= bool(contents.get("branch_point"))
-            self._configure(contents.get("config", {}))
-        elif kind == "config":
-            self._configure(contents)
-        elif kind == "exit":
-            self.exit_code = contents.get("exit_code", 0)
-        elif kind == "metric" and contents.get("glob_name") == "*":
-            self.step_axis = contents.get("step_metric")
-
-    def add_media(self, media: Mapping[str, dict[str, Any]]) -> None:
-        """Take the media of the row number `rows`, of which nothing is kept here."""
-
-    def _configure(self, contents: Mapping[str, Any]) -> None:
-        for name, value in contents.get("update", {}).items():
-            replaced = len(name) + len(repr(self.config[name])) if name in self.config else 0
-            total = self._size - replaced + len(name) + len(repr(value))
-            if total <= _LARGEST_CONFIG:
-                self.config[name], self._size = value, total
-            else:
-                self._left_out += 1
-
-    def as_run(self) -> StoredRun:
-        path, run, found = self.path, self.run, [*self.problems]
-        if self._left_out:
-            found.append(f"{self._left_out} values of its config are left out because it is too large")
-        if not run and not self.rows:
-            size = path.stat().st_size if path.exists() else 0
-            if found:
-                raise ReadError(f"{path}: its {size} bytes contain no readable data of a run: {'; '.join(found)}")
-            reason = f"does not contain a run yet ({size} bytes)" if size else "is empty"
-            raise ReadError(f"{path}: {reason}: the run was killed at its start, or has just started")
-        if not run:
-            found.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
-        try:
-            sidecar = read_sidecar(self.directory)
-        except ReadError as error:
-            sidecar = None
-            found.append(str(error))
-        return StoredRun(
-            path=path,
-            directory=self.directory,
-            run_id=run.get("run_id") or path.stem.removeprefix("run-"),
-            name=run.get("display_name"),
-            project=run.get("project"),
-            group=run.get("run_group"),
-            job_type=run.get("job_type"),
-            tags=tuple(run.get("tags", ())),
-            config={name: value for name, value in self.config.items() if name != "_wandb"},
-            started=run.get("start_time"),
-            exit_code=self.exit_code,
-            rows=self.rows,
-            metrics={
-                name: history_of(self.metrics[name][1], counted=name.endswith(_NAMES_OF_RANKS))
-                for name in sorted(self.metrics, key=natural_order)
-            },
-            sidecar=sidecar,
-            problems=tuple(found),
-            has_more_metrics=self.metrics.has_more,
-            entity=run.get("entity"),
-            step_axis=self.step_axis,
-            branches=self.branches,
-        )
-
-
-class _Columns(dict[str, tuple["array[int]", "array[float]"]]):
-    """The numbers of rows and the values of metrics that match one of `patterns`; those of other names are dropped."""
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        super().__init__()
-        self.has_more: bool = False
-        self.also: set[str] = set()  # names that are kept as well, such as W&B's own
-        self.wants: Callable[[str], object] = re.compile("|".join(map(translate, patterns)) or "(?!)").match
-
-    def __missing__(self, name: str) -> tuple[array[int], array[float]]:
-        is_long, column = len(name) > _LONGEST_NAME, (array("I"), array("d"))
-        if name in self.also or (name[:1] != "_" and (is_long or self.wants(name))):
-            if not is_long and len(self) < MOST_METRICS:
-                self[name] = column
-            else:
-                self.has_more = True
-        return column
 
 
 def numbers_and_media(row: Mapping[str, Any]) -> tuple[Mapping[str, float], dict[str, dict[str, Any]]]:

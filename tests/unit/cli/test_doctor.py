@@ -216,7 +216,7 @@ def test_server_that_accepts_the_key_is_reported_without_the_password_of_its_add
     assert main(["doctor", "--json"]) == main(["doctor"]) == 0
     assert "secret" not in capsys.readouterr().out + repr(found)
     assert (found.server.answers, found.server.user, found.server.problem) == (True, "tester", "")
-    assert (found.setup.mode, found.setup.key_from, found.setup.project) == ("online", "WANDB_API_KEY", "digits")
+    assert [found.setup[name] for name in ("mode", "key_from", "project")] == ["online", "WANDB_API_KEY", "digits"]
     assert found.warnings == ()
     request, status = wandb_server.answered[-1]
     assert (request.operation, status) == ("Viewer", 200)
@@ -249,15 +249,15 @@ def test_key_in_netrc_is_found_and_never_shown(
     set_variables: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_variables(WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
-    assert examined(timeout=0.0).setup.key is None
+    assert client_settings.destination().key is None
     assert "There is no API key for http://127.0.0.1:9" in examined(timeout=0.0).warnings[0]
     place = tmp_path / ".netrc"
     place.write_text(f"machine 127.0.0.1\n  login user\n  password {KEY}\n")
     place.chmod(stat.S_IRUSR | stat.S_IWUSR)
     wandb.teardown()
     found = examined(timeout=0.0)
-    assert found.setup.key == KEY
-    assert found.setup.key_from is not None
+    assert client_settings.destination().key == KEY
+    assert found.setup["key_from"] is not None
     assert main(["doctor", "--timeout", "0"]) == 0
     assert main(["doctor", "--timeout", "0", "--json"]) == 0
     assert KEY not in capsys.readouterr().out + repr(found)
@@ -366,11 +366,11 @@ def test_server_named_by_the_user_gets_the_key_despite_other_settings_and_not_th
         own.symlink_to(tmp_path / "dotfiles" / "wandb")
         set_variables(WANDB_CONFIG_DIR="")
         found = examined()
-        assert (found.setup.server.source, found.errors) == (str(own), ())
+        assert (found.setup["base_url_from"], found.errors) == (str(own), ())
         settings(tmp_path / "wandb" / "settings", base_url="http://127.0.0.1:9")
         set_variables(WANDB_BASE_URL=address)
         found = examined()
-        assert (found.setup.server.source, found.errors) == ("WANDB_BASE_URL", ())
+        assert (found.setup["base_url_from"], found.errors) == ("WANDB_BASE_URL", ())
     assert (len(seen), len(got)) == (0, 2)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 import torch
 import wandb
 from fakes import THREE, FakeWandb, Job, on_ranks
-from processes import clean_environment
 from units import eventually
 from wandb.sdk.internal import profiler
 from wandb.sdk.wandb_alerts import AlertLevel
@@ -230,26 +227,3 @@ def test_a_rank_without_a_run_writes_no_trace_of_torchs_profiler(job: Job, fake_
     with torch.profiler.profile(on_trace_ready=handler()):
         torch.ones(1)
     assert not list(traces.iterdir())
-
-
-LIBRARY = """
-import importlib.util, sys, dist_wandb
-
-run = dist_wandb.init()
-assert importlib.util.find_spec("wandb") and "wandb" not in sys.modules
-import wandb  # as a library does it when it is used
-
-if wandb.run is None:
-    raise wandb.Error("You must call wandb.init() first")
-assert wandb.init() is wandb.run
-wandb.log({"loss": 0.5})
-assert run.summary["loss"] == 0.5, run.summary
-run.finish()
-assert wandb.run is None
-assert not [finder for finder in sys.meta_path if "dist_wandb" in type(finder).__module__]
-"""
-
-
-def test_a_library_may_import_wandb_after_init_on_a_rank_without_a_run(tmp_path: Path) -> None:
-    environment = clean_environment(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
-    subprocess.run([sys.executable, "-c", LIBRARY], cwd=tmp_path, env=environment, timeout=120, check=True)  # not warm

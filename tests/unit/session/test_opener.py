@@ -402,6 +402,20 @@ def test_a_session_continues_with_another_primary_although_the_store_ends_meanwh
     assert ([row["loss"] for row in run.rows], run.exit_codes) == ([0.5, 1.5], [None])
 
 
+@pytest.mark.usefixtures("store")
+def test_the_stand_in_of_a_session_that_continues_with_a_run_acts_on_that_run(fake_wandb: FakeWandb) -> None:
+    """A script may have kept it. What it wrote into its summary, or asked it for, did not concern the run."""
+    with open_rank(1, wandb_init={"id": "exp"}, limits={"join_timeout": 1.0}) as session:
+        before = session.run
+        session.log({"loss": 0.5}, step=0)
+        eventually(lambda: session.run)
+        before.summary["best"] = 1
+        before.notes = "of rank 1"
+        assert (before.offline, before.dir) == (session.run.offline, session.run.dir)
+    (run,) = fake_wandb.runs
+    assert (run.summary["best"], vars(run)["notes"]) == (1, "of rank 1")
+
+
 def trials(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
     """Return a function that opens a rank's session with a trial of its own."""
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")

@@ -126,9 +126,9 @@ def build(
 
 def sections(files: Iterable[FileForReport], media: MediaReader) -> list[page.Part]:
     """Return the runs, by project and group, the newest first within each group."""
-    by_path = {file.stored.path: file for file in files}
+    by_path = {file.path: file for file in files}
     together: dict[tuple[str, ...], list[LocalRun]] = defaultdict(list)
-    for run in brought_together(file.stored for file in by_path.values()):
+    for run in brought_together(by_path.values()):
         together[run.writers[0].parts[0].job or ("run", run.project or "", run.id)].append(run)
     lines = max(_LEAST_LINES, _LINES_OF_CONSOLE // max(1, len(by_path)))
     runs = [_section(group, by_path, media, lines) for group in together.values()]
@@ -142,9 +142,9 @@ def _section(
     of: Sequence[LocalRun], by_path: Mapping[Path, FileForReport], media: MediaReader, lines: int
 ) -> page.Part:
     files = [by_path[path] for run in sorted(of, key=lambda run: run.writers[0].rank or 0) for path in run.files]
-    names = [_writer_name(file.stored) for file in files]
+    names = [_writer_name(file) for file in files]
     named = list(zip(names, files, strict=True))
-    first = dict(named)[names[0]].stored  # the last file of the primary
+    first = dict(named)[names[0]]  # the last file of the primary
     job = first.job
     world = first.sidecar.world_size if first.sidecar else None
     drawing = Drawing(named, job is not None, world)
@@ -153,7 +153,7 @@ def _section(
     tables: list[page.Part] = []
     missed: list[str] = []
     for name, file in named:
-        found, more, notes = media.read(file.media, file.media_left_out, file.stored)
+        found, more, notes = media.read(file.media, file.media_left_out, file)
         images += found
         tables += more
         missed += [f"{note} ({name})" if len(files) > 1 else note for note in notes]
@@ -164,10 +164,10 @@ def _section(
             0, f"at least {left_out} metrics beyond the first {MOST_NAMES}, or with long names (--metric GLOB picks)"
         )
     facts, differing = _together([file.facts for file in files], names)
-    config, more_differing = _together([_flat(file.stored.config) for file in files], names)
+    config, more_differing = _together([_flat(file.config) for file in files], names)
     started = _text(min(filter(None, (run.started for run in of)), default=None))
     run_id = page.plain((job[2] or job[3]) if job else first.run_id)[:_LONGEST_NAME]
-    states = {file.stored.state for file in dict(named).values()}  # of the last file of each writer
+    states = {file.state for file in dict(named).values()}  # of the last file of each writer
     state: State = "failed" if "failed" in states else "unfinished" if "unfinished" in states else "finished"
     return {
         "name": run_id if job else _text(first.name) or run_id,
@@ -215,20 +215,20 @@ def _writer_name(stored: StoredRun) -> str:
 
 
 def _writer(name: str, file: FileForReport) -> page.Part:
-    stored, sidecar = file.stored, file.stored.sidecar
-    stalls, count = stalls_of([stored.directory])
+    sidecar = file.sidecar
+    stalls, count = stalls_of([file.directory])
     more = [f"stood still {count - len(stalls)} times before"] if count > len(stalls) else []
-    problems = (*more, *(f"stood still {stall}" for stall in stalls), *stored.problems)
+    problems = (*more, *(f"stood still {stall}" for stall in stalls), *file.problems)
     return {
         "name": name,
         "label": sidecar.label if sidecar else None,
         "node": sidecar.node_rank if sidecar else None,
         "primary": sidecar.primary if sidecar else True,
-        "state": stored.state,
-        "exit_code": stored.exit_code,
+        "state": file.state,
+        "exit_code": file.exit_code,
         "rows": file.rows,
         "last": file.last,
-        "uploaded": is_uploaded(stored),
+        "uploaded": is_uploaded(file),
         "problems": list(map(page.plain, problems)),
     }
 

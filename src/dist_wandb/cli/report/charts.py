@@ -66,7 +66,7 @@ class Drawing:
         return sorted(found, key=lambda one: (_importance(one["name"]), -one["share"]))[:50]
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
-        role = file.stored.shared_as
+        role = file.shared_as
         axes = {curve.axis for curve in file.curves.values()} | {*MAIN_AXES, TIME, DEGRADED}
         label = f"{role.label}/" if role and role.label else None
         spread = ("/min", "/max", "/argmax_rank")  # a deviation is a metric of its own

@@ -8,7 +8,6 @@ import shlex
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from fnmatch import translate
 from functools import cache, lru_cache
@@ -22,7 +21,7 @@ from dist_wandb.cli.report.page import Part, plain
 from dist_wandb.cli.report.thinning import Blame, Budget, Curve, Numbers
 from dist_wandb.settings.config_values import HIDDEN, is_secret, redacted, without_passwords
 from dist_wandb.settings.reduction import BUSY, DEGRADED, TIMES, Definitions
-from dist_wandb.wandb_files.reading import Contents, StoredRun, numbers_and_media
+from dist_wandb.wandb_files.reading import MetricColumns, StoredRun, numbers_and_media
 from dist_wandb.wandb_files.records import Record
 from dist_wandb.wandb_files.small_files import Directory
 from dist_wandb.wandb_files.stragglers import RANK
@@ -77,22 +76,20 @@ class ConsoleTail:
             self.add("\n")
 
 
-class FileForReport(Contents):
-    """What a report needs of one file, collected from its records; `metrics` are patterns of the metrics to keep."""
-
-    stored: StoredRun  # the run that the file describes, once it is read; its `metrics` are timings
+class FileForReport(StoredRun):
+    """What a report needs of one file; `metrics` are patterns of those to draw, and after the end timings alone."""
 
     def __init__(self, path: Path, directory: Directory, budget: Budget, metrics: Sequence[str] = ("*",)) -> None:
-        super().__init__(path, directory, (*metrics, f"{TIMES}*", DEGRADED))
+        super().__init__(path, directory, columns=MetricColumns((*metrics, f"{TIMES}*", DEGRADED)))
         self._matches = re.compile("|".join(map(translate, metrics))).match
-        wants = self.metrics.wants
+        wants = self.columns.wants
 
         def is_needed(name: str) -> bool:
             base = _OF_RANKS.sub("", name)  # what the heat map of a metric of ranks is drawn from, too
             return bool(wants(name) or self._matches(f"{base}{_ARGMAX}") or self._matches(f"{base}{_STRAGGLER}"))
 
-        self.metrics.wants = is_needed
-        self.metrics.also |= {*MAIN_AXES, TIME}
+        self.columns.wants = is_needed
+        self.columns.also |= {*MAIN_AXES, TIME}
         self.left_out: int = 0  # number of names that match but have no curve
         self.media: dict[str, deque[Logged]] = {}  # the last ones of each name, with their positions at the end
         self.media_left_out: int = 0  # number of values that are not kept because there are too many names
@@ -133,26 +130,26 @@ class FileForReport(Contents):
         axis, name = record.get("step_metric"), record.get("name") or record.get("glob_name")
         if axis and name and len(self._definitions.given) < MOST_NAMES:
             self._definitions = self._definitions.followed_by(name, {"step_metric": axis})
-            self.metrics.also.add(axis)
+            self.columns.also.add(axis)
 
     def end(self, *, secrets: bool = False) -> None:
         # Without `secrets`, config and facts have none: the page may be handed on.
         self.console.end()
-        self._draw(dict(self.metrics))
-        for name in [name for name in self.metrics if not name.startswith(TIMES)]:
-            del self.metrics[name]
+        self._draw(dict(self.columns))
+        for name in [name for name in self.columns if not name.startswith(TIMES)]:
+            del self.columns[name]
         self.system = {
             key: Curve(self._budget, "minutes", *map(np.array, columns)) for key, columns in self._samples.items()
         }
-        run = self.as_run()
-        self.metrics.clear()
-        self.stored = run if secrets else replace(run, config=redacted(run.config))
-        known = {**self.run, **self._environment}
+        super().end()
+        self.columns.clear()
+        self.config = self.config if secrets else redacted(self.config)
+        known = {**self.record, **self._environment}
         count, program = known.get("gpu_count"), known.get("code_path_local") or known.get("program")
         command = [program, *known.get("args", ())] if program else []
         found = {
-            "tags": ", ".join(run.tags),
-            "job type": run.job_type,
+            "tags": ", ".join(self.tags),
+            "job type": self.job_type,
             "notes": known.get("notes"),
             "host": known.get("host"),
             "GPUs": f"{count} x {known.get('gpu_type') or 'unknown'}" if count else None,
@@ -196,7 +193,7 @@ class FileForReport(Contents):
         axes = {TIME, *self._definitions.axes}
         wanted = [name for name in columns if name in axes or (name[:1] != "_" and self._matches(name))]
         drawn = [name for name in wanted if len(name) <= _LONGEST_NAME][:MOST_NAMES]
-        self.left_out = len(wanted) - len(drawn) + self.metrics.has_more
+        self.left_out = len(wanted) - len(drawn) + self.columns.has_more
         for name in drawn:
             rows, values = map(np.array, columns[name])
             axis = "_step" if name in axes else self._definitions.of(name).get("step_metric", "_step")
