@@ -125,8 +125,8 @@ class Participation:
                 self._due += tuple(decoded(state["unwritten"]))
             else:
                 self.kept.extend(decoded(state["unwritten"]))
-            presence.global_ranks.update(state["ranks"])
         presence.gone.update(generation.gone)
+        presence.places.update(generation.places)
         before, self.generation = self.generation, generation
         self._rounds.resize(generation.members, context.absent(presence, before, generation))
         self._has_primary = PRIMARY in generation.members
@@ -139,18 +139,12 @@ class Participation:
     def begin(self, group: Group, generation: Generation) -> None:
         """Begin the rounds of a generation: do the work that remained."""
         self.group, self._members = group, generation.members
-        unit, spreads = self._context.unit, self._context.rows.spreads
+        spreads = self._context.rows.spreads
         due = [row for row in self._due if attached_among(row.names) or spreads.due([row])]
-        own = {
-            "round": self._rounds.table.round,
-            "due": [encoded(row._replace(own=())) for row in due],
-            # usually known, so that greetings of thousands of members are equal
-            "rank": None if unit.global_rank_of(unit.index) == unit.global_rank else [unit.index, unit.global_rank],
-        }
+        own = {"round": self._rounds.table.round, "due": [encoded(row._replace(own=())) for row in due]}
         greetings = [json.loads(text) for text in group.tally(json.dumps(own).encode())]
         if any(greeting["round"] != own["round"] for greeting in greetings):  # gloo would abort the process
             raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
-        self.joined.presence.global_ranks.update(greeting["rank"] for greeting in greetings if greeting["rank"])
         together = {json.dumps(row): decoded(row) for greeting in greetings for row in greeting["due"]}
         self._exchange(group, list(together.values()))
         self.write_due()
@@ -266,8 +260,7 @@ class Participation:
         """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
         membership = self.joined
         if self._context.speaks_in(generation):
-            ranks, kept = list(membership.presence.global_ranks.items()), encoded(list(self.kept))
-            state = {**self._rounds.snapshot(), "unwritten": kept, "ranks": ranks}
+            state = {**self._rounds.snapshot(), "unwritten": encoded(list(self.kept))}
             return membership.admit(generation, self._checkpoint, state)
         generations, within = membership.generations, self._context.limits.peer_timeout
         return membership.until(lambda: generations.following(generation), within) or self.recover(generation)

@@ -236,8 +236,7 @@ class Context(Notices):
         return absent
 
     def _why_absent(self, presence: Presence, index: int, before: Generation | None, generation: Generation) -> str:
-        departure, where = presence.gone.get(index), self.rows.writing.last_position
-        how = None if departure is None else departure.how
+        how, where = presence.gone.get(index), self.rows.writing.last_position
         if before is None and how is None:
             waited = f"opened a session, but did not take part within {round(presence.waited, 1):g} s"
             return f"{{}} {'took no part' if generation.number else waited}"

@@ -6,9 +6,10 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from dist_wandb.exchange import membership
 from dist_wandb.exchange.interface import Hooks
 from dist_wandb.exchange.membership import Membership
 from dist_wandb.exchange.membership.forming import Moved, Stopped
-from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, publish_opened
+from dist_wandb.exchange.membership.generations import Arrival, Checkpoint, Generation, publish_opened
 from dist_wandb.exchange.transport import BrokenError, GroupLayout
 from dist_wandb.job.job_store import JobStore
 from dist_wandb.job.topology import Topology
@@ -39,8 +40,8 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 class Job:
     """The ranks of one unit, over a store in memory."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, apart: int = 1) -> None:
+        self.size, self.apart = size, apart  # the latter: ranks of the job from one of the unit to the next
         self.counts = Counts()
         self.stopped: set[int] = set()
         self.before: Callable[[str, Any], None] = lambda *_: None  # as of `CountedStore`
@@ -55,7 +56,7 @@ class Job:
         return self._ranks[index]
 
     def unit(self, index: int) -> Unit:
-        return Unit("", index, self.size, index, range(self.size))
+        return Unit("", index, self.size, index * self.apart, range(self.size))
 
     def keys(self, index: int) -> JobStore:
         store = CountedStore(self._store, index, self.counts, functools.partial(self._before, index))
@@ -105,7 +106,13 @@ def set_of(generations: list[Generation]) -> Generation:
 
 
 def on_one_node(number: int, members: tuple[int, ...], *others: Any, **named: Any) -> Generation:
-    return replace(Generation(number, members, *others, **named), nodes=(0,) * len(members))
+    """A generation of which the members, and those that are gone, have arrived."""
+    made = Generation(number, members, *others, **named)
+    return replace(made, places=places_of({*members, *made.gone}))
+
+
+def places_of(ranks: Iterable[int]) -> dict[int, Arrival]:
+    return {rank: Arrival(rank, rank, 0) for rank in ranks}
 
 
 def knows(number: int, *offers: str) -> Checkpoint:
@@ -210,7 +217,20 @@ def test_early_departures_are_not_members_and_are_recorded() -> None:
     job.rank(1).presence.arrive()
     job.rank(1).leave(None, knows(0), "failed")
     began = set_of(job.together(lambda rank: rank.arrive(LONG), 0, 2))
-    assert began == on_one_node(0, (0, 2), gone={1: Departure("failed", 1)})
+    assert began == on_one_node(0, (0, 2), gone={1: "failed"})
+
+
+def test_a_generation_has_the_places_of_all_ranks_so_far() -> None:
+    """Their ranks in the job are not those that the unit assumes, as under SLURM's cyclic distribution."""
+    job, places = Job(3, apart=2), {index: Arrival(index, 2 * index, 0) for index in range(3)}
+    job.rank(2).leave(job.arrive(0, 2), knows(0), "failed")
+    began = job.rank(1).generations.get(0)
+    assert began is not None
+    job.rank(1).generations.join_requests(began).append(job.rank(1).presence.own)
+    joined = job.rank(0).admit(began, knows(4), {})
+    assert joined.places == places
+    assert set_of(job.together(lambda rank: rank.regroup(joined, knows(6), LONG), 0, 1)).places == places
+    assert [job.rank(0).presence.global_rank(index) for index in range(3)] == [0, 2, 4]
 
 
 def test_one_rank_claims_the_next_generation_after_a_break() -> None:
@@ -226,7 +246,7 @@ def test_a_departed_rank_is_not_waited_for_but_its_checkpoint_counts() -> None:
     before = job.begin()
     job.rank(2).leave(before, knows(7, "a"), "finished")
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), LONG), 0, 1))
-    assert following == on_one_node(1, (0, 1), (), 7, 2, gone={2: Departure("finished", 2)})
+    assert following == on_one_node(1, (0, 1), (), 7, 2, gone={2: "finished"})
     assert job.rank(0).generations.checkpoint_before(following) == knows(7, "a")
 
 
@@ -288,7 +308,7 @@ def test_leaving_breaks_a_generation_that_has_just_admitted_the_rank() -> None:
     before = job.arrive(0, 1)
     late = job.rank(2)
     assert late.arrive(LONG) == before
-    late.generations.join_requests(before).append(late.presence.own_arrival())
+    late.generations.join_requests(before).append(late.presence.own)
     following = job.rank(0).admit(before, knows(4), {})
     assert following.members == (0, 1, 2)
     assert not job.rank(1).generations.is_broken(following)
@@ -334,10 +354,10 @@ any_generations = st.builds(
     st.integers(0, 9),
     st.none() | st.integers(0, 40),
     st.sets(st.integers(0, 40)).map(lambda members: tuple(sorted(members))),
-    st.dictionaries(
-        st.integers(0, 40),
-        st.builds(Departure, st.sampled_from(["finished", "failed", "undelivered"]), st.integers(0, 90)),
-    ),
+    st.dictionaries(st.integers(0, 40), st.sampled_from(["finished", "failed", "undelivered"])),
+    st.lists(
+        st.builds(Arrival, st.integers(0, 40), st.integers(0, 90), st.integers(-1, 9)), unique_by=itemgetter(0)
+    ).map(lambda arrivals: {one.member: one for one in arrivals}),
 )
 
 
@@ -350,8 +370,9 @@ def test_a_generation_is_read_back_as_claimed(generation: Generation) -> None:
 
 def test_a_generation_of_thousands_has_a_short_text() -> None:
     members = tuple(rank for rank in range(16_384) if rank // 8 != 77)
-    gone = {rank: Departure("finished", rank) for rank in range(616, 624)}
-    assert len(str(Generation(3, members, (), 9, 0, (), gone).as_list())) < 200
+    gone = dict.fromkeys(range(616, 624), "finished")
+    places = {rank: Arrival(rank, rank, rank // 8) for rank in range(16_384)}
+    assert len(str(Generation(3, members, (), 9, 0, (), gone, places).as_list())) < 200
 
 
 def test_the_latest_of_very_many_generations_is_found() -> None:

@@ -64,7 +64,7 @@ def second(reports: Context, rounds: Rounds) -> Participation:
     """Rank 1, which is in the first generation, with stand-ins for the others."""
     participation = Participation(reports, rounds, Pacer(reports.limits, 0.0))
     presence: Any = SimpleNamespace(
-        global_ranks={}, gone={}, are_gone=lambda _: False, absent=lambda _: set(), ended=lambda *_: set()
+        places={}, gone={}, are_gone=lambda _: False, absent=lambda _: set(), ended=lambda *_: set()
     )
     participation.membership = cast("Any", SimpleNamespace(presence=presence))
     participation.enter(Generation(0, (0, 1)))

@@ -64,9 +64,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.interface import Hooks
 from dist_wandb.exchange.membership.forming import Forming, Moved, Over, Stopped, poll_until_stopped
 from dist_wandb.exchange.membership.generations import (
-    Arrival,
     Checkpoint,
-    Departure,
     Generation,
     GenerationStore,
     Presence,
@@ -176,7 +174,7 @@ class Membership:
             source = max(known, key=known.__getitem__)
             members = tuple(sorted(read.keys() - presence.gone.keys()))
             finished = set(closed) & set(generation.members) - set(members) - presence.gone.keys()
-            presence.gone.update({one: Departure("finished", presence.global_rank(one)) for one in finished})
+            presence.gone.update(dict.fromkeys(finished, "finished"))
             following = Generation(generation.number + 1, members, (), known[source], source)
             return self.claim(following, generation)
 
@@ -187,11 +185,9 @@ class Membership:
         """Claim a generation; mark it as broken if a member has left meanwhile, perhaps without seeing the claim."""
         members, presence = generation.members, self.presence
         known = {*generation.lost} if before is None else {*generation.lost, *before.lost, *before.members}
-        nodes = {} if before is None else dict(zip(before.members, before.nodes, strict=False))
-        nodes.update(self.presence.nodes)
+        places = {**({} if before is None else before.places), **presence.places}
         lost = tuple(sorted(known - set(members) - presence.gone.keys()))
-        on_nodes = tuple(nodes.get(member, -1) for member in members)
-        claimed = self.generations.claim(replace(generation, lost=lost, gone=presence.gone, nodes=on_nodes))
+        claimed = self.generations.claim(replace(generation, lost=lost, gone=presence.gone, places=places))
         if presence.gone_among(claimed.members):
             self.generations.mark_broken(claimed)
         return claimed
@@ -213,7 +209,7 @@ class Membership:
         while self.unit.index not in generation.members:
             if self.presence.are_gone(generation.members):
                 raise Over
-            self.generations.join_requests(generation).append(self.presence.own_arrival())
+            self.generations.join_requests(generation).append(self.presence.own)
             following = self.until(functools.partial(self._next_or_over, generation), within)
             if following is None:
                 raise RendezvousError(
@@ -234,12 +230,12 @@ class Membership:
             self._join_requests = {generation.number: self.generations.join_requests(generation)}
         join_requests = self._join_requests[generation.number]
         join_requests.read_new(soon=True)
-        return {self.presence.learn(Arrival(*arrival)) for arrival in join_requests.values} - set(generation.members)
+        return set(map(self.presence.learn, join_requests.values)) - set(generation.members)
 
     def leave(
         self, generation: Generation | None, checkpoint: Checkpoint, how: str, *, is_closed: bool = False
     ) -> None:
-        """Publish that this rank is gone, and `how`, as in `Departure`.
+        """Publish that this rank is gone, and `how`, as in `Presence.gone`.
 
         If all leave after the last round (`is_closed`), its result may still be on its way, which is not interrupted.
         """

@@ -19,12 +19,12 @@ _LEFT, _ENDED = "gone", "ended"  # list of the ranks that have left the exchange
 _BEFORE = "before"  # those that had the session which this one continues
 
 
-class Departure(NamedTuple):
-    """How a rank has left."""
+class Arrival(NamedTuple):
+    """Where a rank is: the entry that it publishes when it arrives, requests to join, or leaves."""
 
-    # `"finished"`, after it had delivered everything; `"undelivered"`, before that; or `"failed"`
-    how: str
-    global_rank: int
+    member: int  # its index in the unit
+    global_rank: int  # it may differ from the one that the unit assumes
+    node: int  # its node rank; -1 if unknown
 
 
 @dataclass(frozen=True)
@@ -61,26 +61,31 @@ class Generation:
     # members, the primary of the session in which the ranks continue
     source: int | None = None
     lost: tuple[int, ...] = ()  # former members that have gone without publishing their departure
-    gone: Mapping[int, Departure] = field(default_factory=dict)  # published departures, by index of the rank
-    nodes: tuple[int, ...] = ()  # the node rank of each member; -1 if unknown
+    gone: Mapping[int, str] = field(default_factory=dict)  # as in `Presence`
+    places: Mapping[int, Arrival] = field(default_factory=dict)  # of all ranks that have arrived so far, by index
+
+    @property
+    def nodes(self) -> list[int]:
+        """The node rank of each member; -1 if unknown."""
+        return [self.places[member].node if member in self.places else -1 for member in self.members]
 
     def follows(self, other: Generation | None) -> bool:
         return other is not None and other.number == self.number - 1
 
     def as_list(self) -> list[Any]:
         members, joined, lost = (spans_of(ranks) for ranks in (self.members, self.joined, self.lost))
-        alike: dict[tuple[str, int], list[int]] = {}  # ranks that left alike, as far apart in the job and the unit
-        for index, departure in self.gone.items():
-            alike.setdefault((departure.how, departure.global_rank - index), []).append(index)
-        gone = [[how, shift, spans_of(indices)] for (how, shift), indices in alike.items()]
-        return [members, joined, self.last_round, self.source, lost, gone, blocks_of(self.nodes)]
+        ways = sorted({*self.gone.values()})
+        gone = {how: spans_of(index for index, one in self.gone.items() if one == how) for how in ways}
+        places = [*map(blocks_of, zip(*sorted(self.places.values()), strict=True))]
+        return [members, joined, self.last_round, self.source, lost, gone, places]
 
     @classmethod
     def from_list(cls, number: int, stored: Sequence[Any]) -> Generation:
-        members, joined, last_round, source, lost, gone, nodes = stored
+        members, joined, last_round, source, lost, gone, places = stored
         members, joined, lost = (tuple(numbers_in(ranges)) for ranges in (members, joined, lost))
-        departures = {at: Departure(how, at + shift) for how, shift, ranges in gone for at in numbers_in(ranges)}
-        return cls(number, members, joined, last_round, source, lost, departures, tuple(values_in(nodes)))
+        departures = {index: how for how, ranges in gone.items() for index in numbers_in(ranges)}
+        arrivals = map(Arrival, *map(values_in, places)) if places else ()
+        return cls(number, members, joined, last_round, source, lost, departures, {one.member: one for one in arrivals})
 
 
 class GenerationStore:
@@ -141,14 +146,6 @@ class GenerationStore:
         return state
 
 
-class Arrival(NamedTuple):
-    """The entry that a rank publishes when it arrives, or requests to join."""
-
-    member: int  # its index in the unit
-    global_rank: int
-    node: int  # its node rank; -1 if unknown
-
-
 def keys_of(unit: Unit) -> str:
     return f"unit/{unit.name}"
 
@@ -183,10 +180,12 @@ class Presence:
     """The ranks that have arrived, and those that have left, as far as this rank has read their entries."""
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
-        # Published indices in the job, by index in the unit; they may differ from those that the unit assumes.
-        self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
-        self.nodes: dict[int, int] = {}  # published node ranks, by index in the unit; -1 if unknown
-        self.gone: dict[int, Departure] = {}  # by index in the unit
+        node = keys.topology.node_rank
+        self.own: Arrival = Arrival(unit.index, unit.global_rank, -1 if node is None else node)
+        self.places: dict[int, Arrival] = {unit.index: self.own}  # of the ranks known so far, by index in the unit
+        # How ranks have left, by index: `"finished"`, after they had delivered everything; `"undelivered"`, before
+        # that; or `"failed"`.
+        self.gone: dict[int, str] = {}
         self.last_rounds: dict[int, dict[int, int]] = {}  # of ranks that are gone, by number of their last generation
         self._unit = unit
         self._keys = keys
@@ -201,19 +200,17 @@ class Presence:
     def arrive(self) -> bool:
         """Publish that this rank has arrived; return whether it is the last one."""
         publish_opened(self._keys, self._unit)
-        return self._arrivals.append_one_of(self.own_arrival(), self._unit.size)
+        return self._arrivals.append_one_of(self.own, self._unit.size)
 
-    def own_arrival(self) -> Arrival:
-        node = self._keys.topology.node_rank
-        return Arrival(self._unit.index, self._unit.global_rank, -1 if node is None else node)
-
-    def learn(self, arrival: Arrival) -> int:
-        self.global_ranks[arrival.member], self.nodes[arrival.member] = arrival.global_rank, arrival.node
+    def learn(self, entry: Sequence[int]) -> int:
+        """Note the place of a rank, as it was read from a list; return its index."""
+        arrival = Arrival(*entry)
+        self.places[arrival.member] = arrival
         return arrival.member
 
     def arrived(self) -> set[int]:
         """Return the ranks that have arrived. Reads new entries."""
-        self._arrived.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.read_new())
+        self._arrived.update(map(self.learn, self._arrivals.read_new()))
         return self._arrived
 
     def present(self) -> set[int]:
@@ -257,25 +254,23 @@ class Presence:
 
     def global_rank(self, index: int) -> int:
         """Return the published index in the job of a rank of the unit; by default, `Unit.global_rank_of`."""
-        departure = self.gone.get(index)
-        if index in self.global_ranks or departure is None:
-            return self.global_ranks.get(index, self._unit.global_rank_of(index))
-        return departure.global_rank
+        return self.places[index].global_rank if index in self.places else self._unit.global_rank_of(index)
 
     # Departures
 
     def ended(self, *how: str) -> set[int]:
-        """Return the ranks that have left in one of these ways, as in `Departure`."""
-        return {index for index, departure in self.gone.items() if departure.how in how}
+        """Return the ranks that have left in one of these ways, as in `gone`."""
+        return {index for index, one in self.gone.items() if one in how}
 
     def leave(self, how: str, number: int | None, last_round: int) -> None:
         """Publish that this rank is gone; `number` is that of its generation, if it was in one."""
-        self._departures.append([self._unit.index, how, self._unit.global_rank, number, last_round])
+        self._departures.append([self.own, how, number, last_round])
 
     def gone_among(self, ranks: Iterable[int]) -> set[int]:
         """Return which of some ranks have published their departure. Reads new records."""
-        for member, how, global_rank, number, last_round in self._departures.read_new():
-            self.gone[member] = Departure(how, global_rank)
+        for place, how, number, last_round in self._departures.read_new():
+            member = self.learn(place)
+            self.gone[member] = how
             if number is not None:
                 self.last_rounds.setdefault(number, {})[member] = last_round
         return self.gone.keys() & set(ranks)
