@@ -433,13 +433,13 @@ def test_rows_of_very_many_names_take_time_in_proportion(ranks: Sequence[int]) -
     """Such as the norms of all layers: ranks are a second apart, or one rank logs them alone."""
     unit, values = Unit(2), {f"norm of layer {number}": 1.0 for number in range(2000)}
     unit.write_on_all({"loss": 1.0})
-    begun = time.process_time()
+    begun = time.thread_time()
     for _ in range(2):
         for rank in ranks:
             unit.log(rank, values)
             unit.settle()
         unit.give_up(new_only=True)
-    assert time.process_time() - begun < 1.5
+    assert time.thread_time() - begun < 1.5
     assert [len(row.names) for row in unit.rows] == [1, 2000, 2000]
 
 
