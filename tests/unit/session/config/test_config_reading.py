@@ -473,21 +473,20 @@ def test_reads_do_not_wait_for_a_primary_whose_init_has_failed(open_rank: Open) 
 
 def test_reads_wait_for_the_rank_that_writes_the_run_without_a_primary(open_rank: Open) -> None:
     limits = {"join_timeout": 1.0}
+    sessions = [open_rank(THREE[1 + n], {"lr": 0.1 * n}, limits=limits, config_sync="off") for n in range(2)]
+    first, second = (session.config for session in sessions)
 
     def read(index: int) -> tuple[Any, ...]:
-        session = open_rank(THREE[index + 1], {"lr": 0.1 * index}, limits=limits, config_sync="off")
-        config = session.config
-        config.update({"own": index})
-        return session.id, session.name, config.lr, config, session
+        (first, second)[index].update({"own": index})
+        return sessions[index].id, sessions[index].name, (first, second)[index].lr
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (first_id, name, lr, _, first), (second_id, second_name, second_lr, config, _) = on_ranks(2, read)
-        assert (second_id, second_name, second_lr) == (first_id, name, lr)
-        assert first_id is not None
-        first.config.update({"steps": 7})
-        eventually(lambda: config.get("steps") == 7)
-    assert dict(config) == {"lr": 0.0, "steps": 7, "own": 1}
+        (found,) = {*on_ranks(2, read)}
+        assert found[0] is not None
+        sessions[0].config.update({"steps": 7})
+        eventually(lambda: second.get("steps") == 7)
+    assert dict(second) == {"lr": 0.0, "steps": 7, "own": 1}
 
 
 def test_a_rank_reads_its_given_config_until_there_is_a_store(open_rank: Open, meeting: Meeting) -> None:
