@@ -147,7 +147,8 @@ def test_what_a_signal_handler_raises_at_the_end_does_not_leave_the_run_open(
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
-    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
+    whole = {"loss": 0.5, "global_step": 1}
+    assert fake_wandb.runs[0].rows in ([whole], [{**whole, DEGRADED: 1}])  # on a busy machine, of this rank alone
     assert [code or 0 for code in fake_wandb.runs[0].exit_codes] == [registry.exit_code_of(error)]
     assert "could not be ended" not in caplog.text
     is_named = f"the end of the run of rank 0 was interrupted: {error!r}" in caplog.text
