@@ -263,11 +263,12 @@ def test_one_request_makes_all_ranks_regroup() -> None:
     assert found == [[(True, False)] * 2, [(True, False)] * 2, [(False, True)] * 2]
 
 
-def test_the_next_round_shares_the_highest_publication_count() -> None:
+def test_the_next_round_shares_the_number_of_publications_of_all_ranks() -> None:
     unit = Unit(3)
-    unit.machines[1].side_data.published = 2
+    for machine, published in zip(unit.machines, (3, 2, 2), strict=True):
+        machine.side_data.published = published
     unit.exchange()
-    assert [machine.side_data.most_published for machine in unit.machines] == [2, 2, 2]
+    assert [machine.side_data.all_published for machine in unit.machines] == [7, 7, 7]
 
 
 @pytest.mark.parametrize("again", [{}, {"loss": 1.0}])

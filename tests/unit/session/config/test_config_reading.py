@@ -243,8 +243,8 @@ def test_the_exchange_notifies_ranks_of_config_changes(job: Job, mode: str, limi
     sessions = job(THREE, alike({"lr": 0.1}), run_mode=mode)
     assert all(reads(session, {"lr": 0.1}) for session in sessions)
     configs: list[Any] = [session.run.config if session.run else None for session in sessions]
-    primary, *others = map(sync_of, sessions)
-    wait_until(lambda: all(other.published == primary.connection.publications for other in others), within=20.0)
+    every = [*map(sync_of, sessions)]
+    wait_until(lambda: {one.published for one in every[1:]} == {sum(one.connection.publications for one in every)}, 20)
     sessions[0].config.update({"steps": 7})
     for session, config in zip(sessions[1:], configs[1:], strict=True):  # without a read, which would refresh it
         if config is None:
