@@ -215,7 +215,7 @@ def store(meeting: Meeting) -> dist.Store:
 
 
 @pytest.fixture
-def job(store: dist.Store) -> Job:  # noqa: ARG001  # they meet there
+def job(store: dist.Store, limit: Limit) -> Job:  # noqa: ARG001  # they meet there
     """Open the same session on every rank at once."""
 
     def open_all(
@@ -226,6 +226,8 @@ def job(store: dist.Store) -> Job:  # noqa: ARG001  # they meet there
         **options: Any,
     ) -> list[Session]:
         limits = {"join_timeout": 30.0, "finish_timeout": 30.0, "heartbeat": 0.05, **limits}
+        if len(topologies) == topologies[0].world_size:
+            limit(generations, APART=15.0)  # a thread of a rank may be delayed
 
         def open_one(rank: int) -> Session:
             return open_rank(topologies[rank], wandb_init=arguments(rank), limits=limits, create_new=False, **options)

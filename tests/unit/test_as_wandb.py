@@ -10,6 +10,8 @@ import pickle
 import pkgutil
 import subprocess
 import sys
+from contextlib import nullcontext
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -149,20 +151,15 @@ def test_the_errors_module_also_has_wandbs_errors() -> None:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_before_a_session_calls_raise_wandbs_error() -> None:
+def test_before_a_session_calls_config_and_summary_raise_wandbs_error() -> None:
     for name in ACTING - {"finish", "join", "restore"}:
         error = rf"^You must call wandb\.init\(\) before wandb\.{name}\(\)\. No session of"
         with pytest.raises(wandb.Error, match=error):
             getattr(dist_wandb, name)({"loss": 1.0})
-
-
-@pytest.mark.parametrize("name", ["config", "summary"])
-@pytest.mark.usefixtures("fake_wandb")
-def test_before_a_session_config_and_summary_raise_wandbs_error(name: str) -> None:
-    with pytest.raises(wandb.Error, match=rf"You must call wandb\.init\(\) before wandb\.{name}"):
-        _ = getattr(dist_wandb, name)["lr"]
-    with pytest.raises(wandb.Error, match=rf"You must call wandb\.init\(\) before wandb\.{name}"):
-        getattr(dist_wandb, name).lr = 0.1
+    for name in ("config", "summary"):
+        for use in (itemgetter("lr"), lambda found: setattr(found, "lr", 0.1)):
+            with pytest.raises(wandb.Error, match=rf"You must call wandb\.init\(\) before wandb\.{name}"):
+                use(getattr(dist_wandb, name))
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -267,19 +264,13 @@ def test_a_run_beside_the_open_one_does_not_become_current(fake_wandb: FakeWandb
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": 1.0, "global_step": 0}], []]
 
 
-def test_finish_also_ends_the_run_that_a_logger_uses(fake_wandb: FakeWandb) -> None:
-    run: Any = dist_wandb.init().run
-    open_session(Options(), {}, integration="test", adopt=lambda _: run)
-    dist_wandb.finish(2)
-    assert (wandb_run(), fake_wandb.runs[0].exit_codes) == (None, [2])
-
-
-def test_finish_also_ends_the_run_of_wandbs_own_init_that_a_logger_uses(fake_wandb: FakeWandb) -> None:
-    run: Any = fake_wandb.init()
-    with mock.patch.multiple(wandb, run=run, finish=run.finish):
+@pytest.mark.parametrize("is_wandbs", [False, True])
+def test_finish_also_ends_the_run_that_a_logger_uses(fake_wandb: FakeWandb, is_wandbs: bool) -> None:
+    run: Any = fake_wandb.init() if is_wandbs else dist_wandb.init().run
+    with mock.patch.multiple(wandb, run=run, finish=run.finish) if is_wandbs else nullcontext():
         open_session(Options(), {}, integration="test", adopt=lambda _: run)
         dist_wandb.finish(2)
-    assert fake_wandb.runs[0].exit_codes == [2]
+        assert (wandb_run(), fake_wandb.runs[0].exit_codes) == (None, [2])
 
 
 def test_finish_in_a_fork_leaves_the_run_to_its_parent(fake_wandb: FakeWandb) -> None:

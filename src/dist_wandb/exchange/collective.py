@@ -266,7 +266,7 @@ class CollectiveExchange(Exchange):
     def _await_turn(self) -> None:
         if undestroyed:
             destroy_closed()
-        self._hooks.between_rounds(self.rounds.side_data.most_published)
+        self._hooks.between_rounds(self.rounds.side_data.all_published)
         self.turns.wait(self.participation.awaits_primary)
         self.rounds.side_data.published = self._hooks.publications()
         self.rounds.side_data.axes = self._rows.axes()

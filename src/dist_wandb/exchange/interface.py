@@ -63,7 +63,7 @@ class Hooks:
     """The session's functions that the thread calls."""
 
     find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
-    between_rounds: Callable[[float], None] = lambda _: None  # called with the most publications of any rank
+    between_rounds: Callable[[float], None] = lambda _: None  # called with the publications of all ranks
     is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
     # whether the primary may still come, as it opens its run or one around it; there: others, which end a former one
     is_opening: Callable[[], bool] = lambda: False

@@ -83,23 +83,17 @@ def test_skipped_sessions_are_cleared_with_a_later_one(session: Sessions, ranks:
     assert session(0, 4).try_get("node/1") is not None
 
 
-def test_a_session_is_not_cleared_while_its_thread_runs(session: Sessions) -> None:
-    ended = session(0, 1)
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_keys_of_a_session_whose_thread_runs_and_those_in_another_store_are_not_cleared(
+    session: Sessions, is_elsewhere: bool
+) -> None:
+    ended = job_store_of(dist.HashStore(), 0, 1) if is_elsewhere else session(0, 1)
     ended.publish("word", 1)
-    leftovers.leave(ended, lambda: False)
+    leftovers.leave(ended, lambda: is_elsewhere)
     for number in (2, 3, 4):
         leftovers.delete_stale_keys(session(0, number), 1)
     assert ended.try_get("word") == 1
-
-
-def test_keys_in_another_store_are_not_cleared(session: Sessions) -> None:
-    elsewhere = job_store_of(dist.HashStore(), 0, 1)
-    elsewhere.publish("word", 1)
-    leftovers.leave(elsewhere, lambda: True)
-    for number in (2, 3):
-        leftovers.delete_stale_keys(session(0, number), 1)
-    assert elsewhere.try_get("word") == 1
-    assert session(0, 1).try_get("left") is None
+    assert not is_elsewhere or session(0, 1).try_get("left") is None
 
 
 def test_finished_sessions_are_recorded_in_one_key(host: dist.TCPStore, session: Sessions) -> None:

@@ -10,6 +10,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -304,34 +305,26 @@ def test_a_pickle_opens_no_run_and_keeps_ids_options_and_deferred_calls(mode: st
 
 
 @pytest.mark.parametrize(
-    ("statuses", "code"), [(("failed",), 1), (("failed", "success"), 0), (("success", "failed"), 1), (("success",), 0)]
+    ("statuses", "exits", "code"),
+    [
+        *((("failed",), None, 1), (("failed", "success"), None, 0), (("success", "failed"), None, 1)),
+        *((("success",), None, 0), (("failed",), 0, 0), (("failed",), 3, 3)),
+    ],
 )
-def test_the_last_stage_of_the_trainer_decides_how_the_run_ends(
-    tmp_path: Path, statuses: tuple[str, ...], code: int
+def test_the_last_stage_of_the_trainer_or_sys_exit_in_it_decides_how_the_run_ends(
+    tmp_path: Path, statuses: tuple[str, ...], exits: int | None, code: int
 ) -> None:
     """A script may catch the exception of a Trainer and end normally."""
 
     def use(logger: WandbLogger) -> None:
         logger.log_metrics({"loss": 0.5}, 1)
-        for status in statuses:
-            logger.finalize(status)
+        with nullcontext() if exits is None else suppress(SystemExit), ExitStack() as trainer:
+            for status in reversed(statuses):
+                trainer.callback(logger.finalize, status)  # which the Trainer calls while the exception is handled
+            if exits is not None:
+                sys.exit(exits)
         for session in registry.open_sessions():
-            registry.shutdowns[session].end_with_process(0, failed=False)
-
-    stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
-    assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_sys_exit_in_a_training_ends_the_run_with_its_code(tmp_path: Path, code: int) -> None:
-    def use(logger: WandbLogger) -> None:
-        logger.log_metrics({"loss": 0.5}, 1)
-        try:
-            sys.exit(code)
-        except SystemExit:
-            logger.finalize("failed")  # as the Trainer does
-        for session in registry.open_sessions():
-            registry.shutdowns[session].end_with_process(code, failed=False)
+            registry.shutdowns[session].end_with_process(exits or 0, failed=False)
 
     stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
     assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -72,6 +73,15 @@ def test_an_alert_of_another_rank_that_fails_is_said_where_the_run_is(
     sessions[2].alert("NaN", "in the loss")
     said = "an alert of another rank could not be sent: 'NaN': ConnectionError('no network')"
     eventually(lambda: said in caplog.text)
+
+
+def test_an_alert_is_sent_however_often_other_ranks_have_published_something(job: Job, fake_wandb: FakeWandb) -> None:
+    sessions = job(THREE)
+    for epoch in range(5):
+        sessions[0].config.update({"epoch": epoch}, allow_val_change=True)
+    time.sleep(0.5)  # some rounds, in which all ranks hear of it
+    sessions[2].alert("NaN", "in the loss")
+    eventually(lambda: fake_wandb.runs[0].alerts)
 
 
 class BusyList(SharedList):

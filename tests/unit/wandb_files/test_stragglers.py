@@ -109,9 +109,9 @@ def test_nothing_is_said_of_equal_ranks(ranks: int, marked: bool) -> None:
 
 def test_a_file_that_names_very_many_ranks_takes_no_time() -> None:
     timing = Timing(Counter(range(20_000)), 20_000, 2.0, 1.0, 0.5)
-    begun = time.process_time()
+    begun = time.thread_time()
     assert findings(dict.fromkeys(("time/data", "time/busy", "time/step"), timing), 20_000) == []
-    assert time.process_time() - begun < 2.0
+    assert time.thread_time() - begun < 2.0
 
 
 def test_timings_of_one_rank_alone_are_told_apart_from_equal_ranks() -> None:

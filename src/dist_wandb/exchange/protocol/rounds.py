@@ -60,7 +60,7 @@ class SideData:
 
     interleaved: bool = False  # whether its calls come from several threads or processes, each in its order
     published: int = 0  # how often it has published something through the job's store
-    most_published: int = 0  # the largest such count of any rank, as of the last round
+    all_published: int = 0  # how often all ranks together have, as of the last round
     axes: Collection[str] = ()  # names that this rank knows to be x axes of the user
     paths: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of names that some rank has logged nested
     unwritten: Collection[str] = ()  # names that this rank has logged of values that only the primary writes
@@ -220,7 +220,7 @@ class Rounds:
         # not yet if there were rows: a rank may now have to wait for the one that writes them
         is_over = done and not finished and not any(each.blocks)
         is_closed = is_over and not regroup and table.ranks.closed >= table.ranks.members
-        self.side_data.most_published = max(each.published)
+        self.side_data.all_published = sum(len(ranks) * offer.published for ranks, offer in plan.offers.items())
         return Outcome(
             tuple(rows),
             closed=is_closed,

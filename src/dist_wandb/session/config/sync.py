@@ -77,7 +77,7 @@ class ConfigSync:
         self._is_busy = False  # reads and writes of the config by this thread do not start another refresh
         self._polled = -math.inf  # when this rank polled last, by the monotonic clock
         self._next_refresh = -math.inf  # of the session's thread
-        self.published: float = 0.0  # how often any rank had published something when the session's thread polled last
+        self.published: float = 0.0  # how often all ranks had published something when the session's thread polled last
         self._notices = Notices()
         self.key: str | None = None  # under which the run that this rank follows is published, if it follows one
         self.metadata: Mapping[str, Any] = {}  # of that run, as far as it is known
@@ -130,7 +130,7 @@ class ConfigSync:
     def in_background(self, published: float) -> None:
         """Refresh, if it is time to, on a thread whose rounds other ranks wait for.
 
-        `published` is how often any rank has published something, as far as the exchange reports it.
+        `published` is how often all ranks have published something, as far as the exchange reports it.
         """
         now, is_news = time.monotonic(), published != self.published
         if not is_news and now < self._next_refresh:

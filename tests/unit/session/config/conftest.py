@@ -11,7 +11,9 @@ import pytest
 import torch.distributed as dist
 from config_jobs import LIMITS, Open
 from fakes import Job, on_ranks
+from limits import Limit
 
+from dist_wandb.exchange.membership import generations
 from dist_wandb.job.topology import Topology
 from dist_wandb.session.session import Session
 
@@ -35,10 +37,13 @@ def open_rank(store: dist.Store) -> Iterator[Open]:  # noqa: ARG001  # they meet
 
 
 @pytest.fixture
-def job(open_rank: Open) -> Job:
+def job(open_rank: Open, limit: Limit) -> Job:
     """Open a session on every rank at once."""
 
     def open_all(topologies: list[Topology], configs: Mapping[int, object] | None = None, **options: Any) -> Any:
+        if len(topologies) == topologies[0].world_size:
+            limit(generations, APART=15.0)
+
         def open_one(rank: int) -> Session:
             return open_rank(topologies[rank], (configs or {}).get(rank), **options)
 

@@ -75,7 +75,7 @@ class Job:
             options = Options(stall_timeout=limit, on_stall=on_stall)
             find = mock.Mock(return_value=mine, side_effect=None if has_store else RendezvousError("it is silent"))
             self._start(partial(self._train, topology, options, lambda run=run: run, directory, find))
-            wait_until(lambda rank=rank: len(self._watchers) > rank, 10)  # type: ignore[misc]
+            wait_until(lambda rank=rank: len(self._watchers) > rank, 30)  # type: ignore[misc]
             self._start(self._watchers[-1].run)
         signs.last = time.monotonic()
 
@@ -112,7 +112,7 @@ def test_a_stall_is_told_once_and_then_that_it_is_over(tmp_path: Path, caplog: p
         time.sleep(2 * ANSWERS + LIMIT)  # in which the other rank would ask again
         assert job.questions() == asked > 0
         signs.last = time.monotonic()
-        wait_until(lambda: "the training went on after" in caplog.text, 10)
+        wait_until(lambda: "the training went on after" in caplog.text, 30)
     finally:
         job.end()
     ((stall,), _) = on_stall.call_args
