@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -148,12 +149,12 @@ def _as_one(job: Sequence[LocalRun]) -> LocalRun:
     """Return the job that has a run for each rank as one run, without config and metrics."""
     part = job[0].writers[0].parts[0]
     size = f"{len(job)} runs of {part.sidecar.world_size if part.sidecar else 0} ranks"
-    writers = tuple(
-        replace(writer, primary=False, parts=tuple(replace(part, metrics={}) for part in writer.parts))
-        for run in job
-        for writer in run.writers
-    )
-    return replace(job[0], id=(part.job or ("",))[-1], name=size, config={}, writers=writers)
+    writers = [writer for run in job for writer in run.writers]
+    bare = {id(part): copy(part) for writer in writers for part in writer.parts}
+    for one in bare.values():
+        one.metrics = {}
+    writers = [replace(one, primary=False, parts=tuple(bare[id(part)] for part in one.parts)) for one in writers]
+    return replace(job[0], id=(part.job or ("",))[-1], name=size, config={}, writers=tuple(writers))
 
 
 def _print_end(

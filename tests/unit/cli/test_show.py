@@ -388,7 +388,8 @@ def test_runs_of_a_job_with_a_run_for_each_rank_are_below_one_heading(tmp_path: 
     assert order_in(out) == ranks
     assert out.count("3 runs of 8 ranks") == 2
     assert order_in(shown(capsys, tmp_path, "--details")) == [rank for rank in ranks if "-" in rank]
-    assert shown(capsys, tmp_path, "--details").count("job b  3 runs of 8 ranks\n") == 1
+    for how in (["--details"], [*ranks[1:4], "--follow"]):
+        assert shown(capsys, tmp_path, *how).count("job a  3 runs of 8 ranks\n") == 1
     assert order_in(shown(capsys, tmp_path, "--sort", "id", "--reverse"))[0] == "b-rank-2"
 
 
