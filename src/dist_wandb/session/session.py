@@ -362,7 +362,7 @@ class Session(AsRun):
         return {"id": known[0], "url": known[1], "config": self._config_sync.known()}
 
     def __getattr__(self, name: str) -> Any:
-        if name in PASSED_ON and "_relay" in vars(self) and self._relay.is_fork:  # in which wandb's run raises errors
+        if name in PASSED_ON and self._relay.is_fork:  # in which wandb's run raises errors
             return getattr(self._relay.remote, name)
         return super().__getattr__(name)
 
