@@ -83,19 +83,19 @@ def measures() -> Iterator[Measure]:
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(SOURCES.rglob("*.py"))}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     rooms = {path.relative_to(SOURCES).parts[0] for path in texts}
-    yield Measure("lines of src", sum(text.count("\n") for text in texts.values()), 30_362, 23_000)
-    yield Measure("lines of code, without imports", sum(map(_lines_of_code, texts, trees.values())), 19_520, 13_000)
+    yield Measure("lines of src", sum(text.count("\n") for text in texts.values()), 30_328, 23_000)
+    yield Measure("lines of code, without imports", sum(map(_lines_of_code, texts, trees.values())), 19_497, 13_000)
     yield Measure("modules", len(texts), 135, 140)
     yield Measure("rooms and modules at the top", len(rooms), 16, 16)
     yield Measure("class names of several modules", len(_ambiguous(trees.values())), 0, 0)
     yield Measure("circles of imports", len(_circles(_imports(trees))), 0, 0)
     tests = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py"))}
     nodes = [node for text in tests.values() for node in ast.walk(ast.parse(text))]
-    yield Measure("lines of tests", sum(text.count("\n") for text in tests.values()), 47_974, 36_000)
+    yield Measure("lines of tests", sum(text.count("\n") for text in tests.values()), 47_970, 36_000)
     yield Measure("private attributes that tests touch", sum(map(_is_private, nodes)), 28, 80)
     yield Measure("monkeypatch.setattr in tests", sum(map(_is_patch, nodes)), 80, 120)
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    yield Measure("words of documentation", sum(map(_words, pages)), 19_997, 20_000)
+    yield Measure("words of documentation", sum(map(_words, pages)), 19_999, 20_000)
 
 
 def measures_of_log() -> Iterator[Measure]:

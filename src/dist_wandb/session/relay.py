@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from dist_wandb.job.topology import Topology
-from dist_wandb.session.remote_session import FLUSH, HANDSHAKE, RemoteSession, in_forks, is_own, limit, socket_name
+from dist_wandb.session.remote_session import FLUSH, HANDSHAKE, LOG, RemoteSession, in_forks, is_own, limit, socket_name
 
 _log = logging.getLogger("dist_wandb")
 
@@ -38,8 +38,8 @@ _BACKLOG = 128  # connections that may wait to be accepted
 class Relay:
     """Receives rows from the processes that hold a copy of this session, in separate threads.
 
-    `deliver` gets the kind and arguments of messages, those of each process in order. `metadata` returns the run's
-    metadata for them; for `False`, without waiting for other ranks.
+    `deliver` gets those of each process in order. `metadata` returns the run's metadata for them; for `False`, without
+    waiting for other ranks.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class Relay:
                     try:
                         # Its sender knows the key, so it is a child of this process.
                         kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
-                        if kind != FLUSH:
-                            self.deliver(kind, *arguments)
+                        if kind == LOG:
+                            self.deliver(*arguments)
                     except Exception:  # noqa: BLE001  # must not affect the training
                         _log.exception("dist_wandb: lost a row that another process had sent")
                     else:

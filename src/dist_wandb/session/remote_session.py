@@ -18,28 +18,25 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.job.topology import Topology
 from dist_wandb.notices import Notices, warn
 from dist_wandb.payloads.devices import as_tensor, known, whole
 from dist_wandb.payloads.scalars import Weight, check_row, checked_step, commit_and_weight, copied_weight
-from dist_wandb.runs.null_run import LikeRun, NullRun, NullSummary
+from dist_wandb.runs.null_run import LikeRun, NullRun
 from dist_wandb.runs.wandb_media import is_media
-from dist_wandb.session.config.targets import ConfigView, EarlyConfig
+from dist_wandb.settings.config_values import ConfigCopy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger("dist_wandb")
 
-LOG, FLUSH = "log", "flush"  # kinds of messages; others name a part of the session, and bring a call of it
-PASSED_ON = frozenset({"summary", "alert", "define_metric"})  # of the run
+LOG, FLUSH = "log", "flush"  # kinds of messages
 HANDSHAKE = 5.0  # seconds that a child waits to be accepted, and that the session waits for a part of its key
 
 _STUCK = 30.0  # seconds that a child waits while the session's process reads nothing
@@ -56,10 +53,9 @@ def socket_name(key: bytes) -> str:
 class RemoteSession(LikeRun):
     """A session in another process, into which it was pickled or forked: it sends rows to the session's own process.
 
-    Rows, and writes into `config` and `summary`, arrive in the order of the calls, until the session ends; so do
-    `alert` and `define_metric`. Text, numbers, tensors, arrays and torchmetrics objects may be logged, but not W&B
-    media, because they are in files of this process. Everything else that a run can do is accepted and has no effect.
-    `config` has the values of the time of the copy, and `summary` those of this process.
+    Rows arrive in the order of the calls, until the session ends. Text, numbers, tensors, arrays and torchmetrics
+    objects may be logged, but not W&B media, because they are in files of this process. Everything else that a run can
+    do (`summary`, `alert`, `define_metric`) is accepted and has no effect.
     """
 
     def __init__(self, key: bytes | None, topology: Topology, metadata: Mapping[str, Any]) -> None:
@@ -67,9 +63,7 @@ class RemoteSession(LikeRun):
         self.topology = topology
         self.id: str | None = metadata.get("id")
         self.url: str | None = metadata.get("url")
-        self.config: ConfigView = ConfigView(_ConfigOfChild(self._pass_on, metadata.get("config", {})))
-        self.summary: NullSummary = NullSummary()
-        self.summary.note_by(lambda name, value: self._pass_on("summary", "update", {name: value}))
+        self.config: ConfigCopy = ConfigCopy(metadata.get("config", {}))
         self._arguments = key, topology, metadata
         self.after_fork()
         in_forks.add(self)
@@ -114,11 +108,7 @@ class RemoteSession(LikeRun):
             _warn_once(rank, f"{', '.join(media)}: W&B keeps these in files of the process that made them")
         values = {name: _on_host(name, value, rank) for name, value in data.items() if name not in media}
         if values or not data:
-            self.summary.show(values, {}, {})
             self._send(LOG, (values, step, weight, commit))
-
-    def _pass_on(self, part: str, method: str, *args: Any, **kwargs: Any) -> None:
-        self._send(part, (methodcaller(method, *args, **kwargs),))
 
     def flush(self, timeout: float | None = None) -> bool:
         """Return whether the session's process has all rows logged here, within `timeout` seconds (`None`: 60)."""
@@ -180,7 +170,7 @@ class RemoteSession(LikeRun):
         self.finish()
 
     def __getattr__(self, name: str) -> Any:
-        return partial(self._pass_on, "run", name) if name in PASSED_ON else getattr(NullRun(), name)
+        return getattr(NullRun(), name)
 
     def __repr__(self) -> str:
         return f"<dist_wandb.RemoteSession of rank {self.topology.global_rank} run={self.id!r}>"
@@ -196,17 +186,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-class _ConfigOfChild(EarlyConfig):
-    def __init__(self, pass_on: Callable[..., None], values: Mapping[str, Any]) -> None:
-        own = dict(values)
-        super().__init__(lambda: None, lambda: own)
-        self._pass_on = pass_on
-
-    def write(self, values: Mapping[str, Any]) -> None:
-        super().write(values)
-        self._pass_on("config", "update", dict(values), allow_val_change=True)
 
 
 def _on_host(name: str, value: Any, rank: int) -> Any:

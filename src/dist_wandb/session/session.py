@@ -27,7 +27,6 @@ from dist_wandb.session.intake import Intake, make_exchange
 from dist_wandb.session.notices import announcement, print_line, unused_names
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.relay import Relay
-from dist_wandb.session.remote_session import LOG, PASSED_ON
 from dist_wandb.session.restart import RestartStore
 from dist_wandb.session.sections import Section
 from dist_wandb.session.shutdown import LEAST_TO_END, Shutdown
@@ -71,7 +70,7 @@ class Session(AsRun):
         self._exchange = make_exchange(own, rows, self._refresh, enclosing)
         self._notices = Notices()
         self._intake = Intake(own, self._exchange, self._notices)
-        self._relay = Relay(self._take, self.topology, self._metadata)
+        self._relay = Relay(partial(self._intake.put, child=True), self.topology, self._metadata)
         self._shutdown: Shutdown = Shutdown(self._intake, self._relay, restart_store, partial(self._closed, rows))
 
     def _refresh(self, published: float) -> None:
@@ -360,18 +359,6 @@ class Session(AsRun):
             return {"id": self.id, "url": self.url, "config": dict(given_values(self.config))}
         known = (self.id, self.url) if self.run else (self.plan.run_id, None)
         return {"id": known[0], "url": known[1], "config": self._config_sync.known()}
-
-    def __getattr__(self, name: str) -> Any:
-        if name in PASSED_ON and self._relay.is_fork:  # in which wandb's run raises errors
-            return getattr(self._relay.remote, name)
-        return super().__getattr__(name)
-
-    def _take(self, kind: str, *arguments: Any) -> None:
-        """Log a row of a child process, or carry out what it has called of a part of this session."""
-        if kind == LOG:
-            self._intake.put(*arguments, child=True)
-        else:
-            arguments[0](getattr(self, kind))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a `RemoteSession`, which sends rows from another process, such as a spawned worker, to this one."""
