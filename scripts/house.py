@@ -83,8 +83,8 @@ def measures() -> Iterator[Measure]:
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(SOURCES.rglob("*.py"))}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     rooms = {path.relative_to(SOURCES).parts[0] for path in texts}
-    yield Measure("lines of src", sum(text.count("\n") for text in texts.values()), 30_328, 23_000)
-    yield Measure("lines of code, without imports", sum(map(_lines_of_code, texts, trees.values())), 19_497, 13_000)
+    yield Measure("lines of src", sum(text.count("\n") for text in texts.values()), 30_333, 23_000)
+    yield Measure("lines of code, without imports", sum(map(_lines_of_code, texts, trees.values())), 19_499, 13_000)
     yield Measure("modules", len(texts), 135, 140)
     yield Measure("rooms and modules at the top", len(rooms), 16, 16)
     yield Measure("class names of several modules", len(_ambiguous(trees.values())), 0, 0)

@@ -26,7 +26,7 @@ from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, follow, mat
 from dist_wandb.cli.uploads.plan import is_uploaded
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.settings.config_values import redacted
-from dist_wandb.wandb_files.reading import trend_of
+from dist_wandb.wandb_files.reading import StoredRun, trend_of
 from dist_wandb.wandb_files.runs import LocalRun, brought_together, parts_of, rows_of, runs_below
 from dist_wandb.wandb_files.selection import SPREAD, check_metrics, differing, of_rank, ordered, value_of
 from dist_wandb.wandb_files.sidecar import stalls_of
@@ -149,12 +149,18 @@ def _as_one(job: Sequence[LocalRun]) -> LocalRun:
     """Return the job that has a run for each rank as one run, without config and metrics."""
     part = job[0].writers[0].parts[0]
     size = f"{len(job)} runs of {part.sidecar.world_size if part.sidecar else 0} ranks"
-    writers = [writer for run in job for writer in run.writers]
-    bare = {id(part): copy(part) for writer in writers for part in writer.parts}
-    for one in bare.values():
-        one.metrics = {}
-    writers = [replace(one, primary=False, parts=tuple(bare[id(part)] for part in one.parts)) for one in writers]
-    return replace(job[0], id=(part.job or ("",))[-1], name=size, config={}, writers=tuple(writers))
+    writers = tuple(
+        replace(writer, primary=False, parts=tuple(map(_without_metrics, writer.parts)))
+        for run in job
+        for writer in run.writers
+    )
+    return replace(job[0], id=(part.job or ("",))[-1], name=size, config={}, writers=writers)
+
+
+def _without_metrics(part: StoredRun) -> StoredRun:
+    bare = copy(part)  # `replace` cannot make a file that is followed
+    bare.metrics = {}
+    return bare
 
 
 def _print_end(

@@ -113,9 +113,8 @@ class StoredRun:
     entity: str | None = None  # owner of the run, if the user named one
     step_axis: str | None = None  # name of the x axis that is defined for all metrics; `None` if no axis is defined
     branches: bool = False  # whether it begins by rewinding or forking a run
-    columns: MetricColumns = field(
-        default_factory=MetricColumns, repr=False
-    )  # the values of its metrics, while it is read
+    # the values of its metrics, while it is read
+    columns: MetricColumns = field(default_factory=MetricColumns, repr=False)
     record: dict[str, Any] = field(default_factory=dict, repr=False)  # the last one of the run itself
     _size: int = 0  # of the config, in characters
     _left_out: int = 0  # number of values that are too large for it
